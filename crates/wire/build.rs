@@ -1,4 +1,4 @@
-//! Compiles the protobuf services without `protoc`, and tables of their messages and calls.
+//! Compiles the protobuf services without `protoc`, and generates tables of their messages and calls.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -20,7 +20,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the tables `MESSAGES` and `METHODS` as source; see `src/descriptors.rs`.
+/// Returns the source code of the tables `MESSAGES` and `METHODS`; see `src/descriptors.rs`.
 fn shape(
     files: &tonic_prost_build::FileDescriptorSet,
 ) -> Result<String, Box<dyn std::error::Error>> {

@@ -1,4 +1,4 @@
-//! Time limits for a node that is silent while it answers a request.
+//! Time limits for a node that sends nothing while it answers a request.
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
@@ -8,14 +8,14 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 use tokio::time::{Instant, Sleep};
 
-/// Limits of silence of one connection's requests.
+/// Time limits for silence of the peer, for requests of one connection.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Silence {
-    /// From the request to the head of its answer.
+    /// Maximum time from the request to the head of its answer.
     pub(crate) answer: Duration,
-    /// The same, if the node processes whole objects before it answers.
+    /// Maximum time from the request to the head of its answer, if the node processes whole objects before it answers.
     pub(crate) work: Duration,
-    /// Between two pieces of the answer's body.
+    /// Maximum time between two pieces of the answer's body.
     pub(crate) body: Duration,
 }
 
@@ -29,7 +29,7 @@ impl Default for Silence {
     }
 }
 
-/// Reason for a missing or incomplete answer.
+/// Reason why an answer is missing or incomplete.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Broken {
     #[error("it was silent for {} s", .0.as_secs())]
@@ -38,7 +38,7 @@ pub(crate) enum Broken {
     Connection(#[from] hyper::Error),
 }
 
-/// Body of an answer. Reading fails if no byte arrives for too long; time that its reader takes does not count.
+/// Body of an answer. A read fails if no byte arrives for too long; the time between reads does not count.
 #[derive(Debug)]
 pub(crate) struct Listened {
     body: Incoming,
@@ -108,7 +108,7 @@ mod tests {
         }
     }
 
-    /// Returns the result of a client whose peer accepts, sends `reported`, and then keeps the connection open or closes it.
+    /// Returns the client's result for a peer that accepts, sends `reported`, and then keeps the connection open or closes it.
     async fn read_from(
         reported: &'static [u8],
         keep: bool,
@@ -147,13 +147,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_ends_when_the_peer_never_answers() {
+    async fn request_fails_if_peer_never_answers() {
         let text = lost(read_from(b"", true, limits(SHORT, LONG)).await);
         assert!(text.contains("silent"), "{text}");
     }
 
     #[tokio::test]
-    async fn request_ends_when_the_peer_answers_half() {
+    async fn request_fails_if_peer_sends_half_of_answer() {
         let head = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nans";
         let text = lost(read_from(head, true, limits(LONG, SHORT)).await);
         assert!(text.contains("silent"), "{text}");
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn request_ends_when_the_peer_closes() {
+    async fn request_fails_if_peer_closes_connection() {
         let head = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nans";
         for reported in [&b""[..], head] {
             let text = lost(read_from(reported, false, limits(LONG, LONG)).await);
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whole_answer_is_read() {
+    async fn request_returns_whole_answer() {
         let whole = b"HTTP/1.1 200 OK\r\ncontent-length: 6\r\n\r\nanswer";
         let read = read_from(whole, true, limits(LONG, LONG)).await;
         assert_eq!(read.unwrap(), "answer");

@@ -1,5 +1,5 @@
-//! Cache of blocks of files in stores outside of the cluster. A caller that wants a requested block waits for it. The cache only holds
-//! memory; its callers ask the stores.
+//! Cache of blocks of files in stores outside of the cluster. A caller that wants a block that is already requested waits for the block.
+//! The cache only uses memory; its callers send requests to the stores.
 
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -12,14 +12,14 @@ pub const BLOCK_BYTES: u64 = 4 << 20;
 /// Maximum number of cached blocks.
 const KEPT_MAX: usize = 32;
 
-/// Key of a block of a version of a file.
+/// Identity of a block of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct BlockKey {
     /// Id of the store.
     pub store: u64,
-    /// Path of the file.
+    /// Path of the file in the store.
     pub path: Arc<str>,
-    /// Tag of the version.
+    /// Tag of the version of the file.
     pub tag: Arc<str>,
     /// Index of the block in the file.
     pub index: u64,
@@ -27,13 +27,13 @@ pub struct BlockKey {
 
 type Cell<E> = Arc<OnceCell<Result<Bytes, E>>>;
 
-/// Cached and requested blocks; `E` is the error of a request.
+/// Cached and requested blocks; `E` is the error type of a request.
 #[derive(Debug)]
 pub struct BlockCache<E>(Mutex<CachedBlocks<E>>);
 
 #[derive(Debug)]
 struct CachedBlocks<E> {
-    /// Blocks with the time of their last use.
+    /// Cached and requested blocks, with the time of their last use.
     all: HashMap<BlockKey, (Cell<E>, u64)>,
     uses: u64,
 }
@@ -57,7 +57,7 @@ impl<E> CachedBlocks<E> {
         cell
     }
 
-    /// Drops the least recently used complete blocks. The store limits the number of requested blocks.
+    /// Drops the least recently used complete blocks while there are too many. The store limits the number of requested blocks.
     fn make_space(&mut self) {
         let whole = |(cell, _): &(Cell<E>, u64)| cell.initialized();
         while self.all.values().filter(|kept| whole(kept)).count() > KEPT_MAX {
@@ -72,7 +72,7 @@ impl<E> CachedBlocks<E> {
 }
 
 impl<E: Clone> BlockCache<E> {
-    /// Returns a cached block.
+    /// Returns a block if it is cached.
     #[must_use]
     pub fn now(&self, key: &BlockKey) -> Option<Bytes> {
         let mut kept = self.0.lock();
@@ -83,7 +83,7 @@ impl<E: Clone> BlockCache<E> {
         cell.get()?.as_ref().ok().cloned()
     }
 
-    /// Returns a block, which is requested if no other call has done so. All waiting calls get a failure, which is not cached.
+    /// Returns a block, and requests it by `ask` if no other call has done so. All waiting calls get a failure, which is not cached.
     ///
     /// # Errors
     /// The error of `ask`.
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn block_is_fetched_once_and_failure_is_not_cached() {
+    async fn block_cache_fetches_block_once_and_caches_no_failure() {
         let (blocks, asked) = (BlockCache::<&str>::default(), AtomicUsize::new(0));
         let ask = || async {
             asked.fetch_add(1, Ordering::Relaxed);

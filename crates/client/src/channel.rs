@@ -1,7 +1,7 @@
 //! Channels of workspaces: ordered messages between programs, which a node stores (next: `node/src`).
 //!
-//! The server returns the node and the right; after that it is not asked. Sent messages have their numbers when [`Channel::send`]
-//! returns, and survive the kill of every process. A request whose answer was lost is repeated, and has its effect once.
+//! The server returns the node and the capability; afterwards the client needs only the node. Sent messages have their numbers when
+//! [`Channel::send`] returns, and survive the kill of every process. A request whose answer was lost is repeated, and has its effect once.
 
 use crate::error::Error;
 use crate::objects::{ObjectAddress, Objects, address, lost};
@@ -15,23 +15,23 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::route::{CAPABILITY_HEADER, ChannelReading, ChannelState, SentMessages, hex};
 use tidemill_wire::v1;
 
-/// Pause before an unreachable peer is asked again.
+/// Pause before a request to an unreachable server or node is repeated.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
-/// Maximum time that one request waits.
+/// Maximum time that one request waits for messages or space.
 const WAIT_MAX: Duration = Duration::from_secs(60);
-/// Time by which an answer may be late.
+/// Time after the requested wait after which an answer counts as lost.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
 /// A received message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Number of the message: numbers of a channel begin with 0 and have no gaps.
+    /// Number of the message. The numbers of a channel begin with 0 and have no gaps.
     pub number: u64,
     /// Content of the message.
     pub bytes: Bytes,
 }
 
-/// A channel of a workspace, as one sender or receiver uses it.
+/// A channel of a workspace, as one producer or consumer uses it.
 #[derive(Debug)]
 pub struct Channel {
     server: Server,
@@ -40,11 +40,11 @@ pub struct Channel {
     remote: Option<ObjectAddress>,
     producer: u64,
     sequence: u64,
-    /// Whether the outcome of the last send is unknown.
+    /// Whether the result of the last send is unknown.
     unsure: bool,
 }
 
-/// Returns messages in the form of a request: each has its length before it.
+/// Returns messages in the form of a request's body: each message with its length before it.
 #[must_use]
 pub fn framed(messages: &[Bytes]) -> Bytes {
     let all: usize = messages.iter().map(|message| 4 + message.len()).sum();
@@ -57,7 +57,7 @@ pub fn framed(messages: &[Bytes]) -> Bytes {
     frames.freeze()
 }
 
-/// Returns the messages of an answer.
+/// Returns the messages of an answer's body; `None` if the body is invalid.
 fn messages(mut body: Bytes) -> Option<Vec<Message>> {
     if body.is_empty() {
         return Some(Vec::new());
@@ -80,7 +80,7 @@ fn messages(mut body: Bytes) -> Option<Vec<Message>> {
 }
 
 impl Channel {
-    /// Returns an existing channel. No request is made before its first use.
+    /// Returns an existing channel. The function sends no request; the first use of the channel does.
     #[must_use]
     pub fn new(
         server: &Server,
@@ -103,11 +103,11 @@ impl Channel {
         }
     }
 
-    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its workspace's directory asks for that and memory is available.
+    /// Creates a channel with a capacity in bytes (0: 16 MiB), in memory if its workspace's directory requests memory and there is memory.
     ///
     /// # Errors
-    /// A channel of that name exists, there are too many, or the workspace or every node has too little space. No part of the channel remains
-    /// then.
+    /// A channel with this name exists, there are too many channels, or the workspace or every node has too little space. After an error no
+    /// part of the channel remains.
     pub async fn create(
         server: &Server,
         credentials: v1::Credentials,
@@ -167,7 +167,7 @@ impl Channel {
         answer.map_err(late)?
     }
 
-    /// Sends a request to the node until a time, also across restarts of the node or the server.
+    /// Sends a request to the node until the time `until`, also across restarts of the node or the server.
     async fn asked(
         &mut self,
         until: Instant,
@@ -219,10 +219,10 @@ impl Channel {
         Ok(remote)
     }
 
-    /// Sends messages, all or none, and waits for space. Returns the number of the first message; the others follow it.
+    /// Sends all messages or none, and waits for space. Returns the number of the first message; the others follow it.
     ///
     /// # Errors
-    /// [`Error::ChannelFull`] if there is no space in time. If neither the node nor the server can be reached in time, it is unknown
+    /// [`Error::ChannelFull`] if the channel has no space in time. If neither the node nor the server can be reached in time, it is unknown
     /// whether the messages were stored.
     pub async fn send(&mut self, messages: &[Bytes], wait: Duration) -> Result<u64, Error> {
         if std::mem::replace(&mut self.unsure, true) {
@@ -257,7 +257,7 @@ impl Channel {
         }
     }
 
-    /// Receives messages in their order, and waits for the next ones; none if none arrived in time.
+    /// Receives messages in their order, and waits for the next messages. Returns no message if none arrived in time.
     ///
     /// # Errors
     /// Neither the node nor the server can be reached in time, or the channel was deleted.
@@ -296,7 +296,7 @@ impl Channel {
     /// Confirms that a consumer has read all messages before `next`. Messages that all consumers have read are dropped.
     ///
     /// # Errors
-    /// There is no such consumer, or no peer can be reached in time.
+    /// The channel has no consumer with this name, or neither the node nor the server can be reached in time.
     pub async fn acknowledge(
         &mut self,
         consumer: &str,
@@ -310,10 +310,10 @@ impl Channel {
             .map(drop)
     }
 
-    /// Removes a consumer, so that messages are no longer kept for it.
+    /// Removes a consumer, so that the channel no longer keeps messages for it.
     ///
     /// # Errors
-    /// There is no such consumer, or no peer can be reached.
+    /// The channel has no consumer with this name, or neither the node nor the server can be reached.
     pub async fn forget(&mut self, consumer: &str) -> Result<(), Error> {
         let path = format!("/consumers/{consumer}");
         self.asked(Instant::now(), (Method::DELETE, &path), &Bytes::new())
@@ -351,7 +351,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_parse_frames_and_reject_truncation() {
+    fn channel_messages_decode_and_refuse_truncation() {
         let sent = [Bytes::from("one"), Bytes::new(), Bytes::from(vec![7; 300])];
         let mut body = 41_u64.to_le_bytes().to_vec();
         body.extend(framed(&sent));

@@ -1,4 +1,4 @@
-//! Limits for the concurrent work of one user, such as requests: the next request of the user waits for a turn, and other users do not.
+//! Limits for the concurrent work of one user, such as requests: the user's next request waits, and requests of other users do not.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Time that a caller waits for a turn.
+/// Maximum time that a caller waits for a permit.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Number of users without running work that are remembered.
+/// Maximum number of users without running work whose limit is kept in memory.
 const IDLE_MAX: usize = 1024;
 
-/// Turns of all users.
+/// Permits of all users for concurrent work.
 #[derive(Debug)]
 pub struct UserPermits {
     each_max: usize,
@@ -20,7 +20,7 @@ pub struct UserPermits {
     users: Mutex<HashMap<u32, Arc<Semaphore>>>,
 }
 
-/// Error of a user that has too much running work.
+/// Error for a user who has too much concurrent work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "user {uid} already has {each_max} running requests of this kind: wait until one of them has ended"
@@ -31,13 +31,13 @@ pub struct Busy {
 }
 
 impl UserPermits {
-    /// Returns turns with a limit for each user.
+    /// Returns permits with a limit of `each_max` for each user.
     #[must_use]
     pub fn new(each_max: usize) -> Self {
         Self::with_patience(each_max, PATIENCE)
     }
 
-    /// The same, with this maximum wait.
+    /// Returns permits with a limit of `each_max` for each user, and a maximum wait of `patience`.
     #[must_use]
     pub fn with_patience(each_max: usize, patience: Duration) -> Self {
         Self {
@@ -47,10 +47,10 @@ impl UserPermits {
         }
     }
 
-    /// Takes a turn of a user, until the result is dropped.
+    /// Takes a permit of a user, until the returned value is dropped.
     ///
     /// # Errors
-    /// No turn is free for a while.
+    /// No permit of the user becomes free in time.
     pub async fn take(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         let own = self.of(uid);
         let each_max = self.each_max;
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[tokio::test(start_paused = true)]
-    async fn turns_limit_one_user_and_not_others() {
+    async fn user_permits_limit_one_user_and_not_others() {
         let turns = UserPermits::new(2);
         let first = turns.take(7).await.unwrap();
         let _second = turns.take(7).await.unwrap();
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn turns_forget_idle_users() {
+    async fn user_permits_forget_idle_users() {
         let turns = UserPermits::new(1);
         let _kept = turns.take(0).await.unwrap();
         for uid in 1..3 * u32::try_from(IDLE_MAX).unwrap() {

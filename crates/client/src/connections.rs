@@ -1,4 +1,4 @@
-//! Connections of a listener. Limits ensure that no peer keeps other peers out: unauthenticated clients have to authenticate soon, and the
+//! Connections of a listener. Limits ensure that no peer keeps other peers out: unauthenticated clients must authenticate soon, and the
 //! number of unauthenticated clients and the number of connections of each user are limited. Beyond a limit, the connection that has been
 //! silent for longest is closed.
 //!
@@ -16,27 +16,26 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tonic::transport::server::Connected;
 
-/// Maximum number of unauthenticated connections.
 const UNAUTHENTICATED_MAX: usize = 256;
 
-/// Time in which an unauthenticated client has to authenticate, however many bytes it sends.
+/// Maximum time in which an unauthenticated client must authenticate, however many bytes it sends.
 const AUTHENTICATION_MAX: Duration = Duration::from_secs(15);
 
-/// Interval of the search for slow unauthenticated clients.
+/// Interval of the search for unauthenticated clients whose time has passed.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Identity of a connection's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
-    /// Not authenticated yet.
+    /// The peer has not authenticated yet.
     Unauthenticated,
-    /// An ordinary user.
+    /// The peer is an ordinary user with this user id.
     User(u32),
-    /// A daemon of the cluster, or an administrator.
+    /// The peer is a daemon of the cluster, or an administrator.
     Daemon,
 }
 
-/// All connections of a listener. Cheap to clone.
+/// All connections of a listener. A clone is cheap and refers to the same connections.
 #[derive(Clone, Debug)]
 pub struct Guests(Arc<OpenGuests>);
 
@@ -53,11 +52,11 @@ struct All {
     guests: BTreeMap<u64, Arc<Seat>>,
 }
 
-/// One connection's place.
+/// Entry of one connection in the list of connections.
 #[derive(Debug)]
 struct Seat {
     who: Mutex<Who>,
-    /// Time of the connection, in milliseconds from the start of the listener.
+    /// Time at which the connection was opened, in milliseconds from the start of the listener.
     came: u64,
     heard: AtomicU64,
     asked_to_go: AtomicBool,
@@ -71,7 +70,7 @@ impl Seat {
     }
 }
 
-/// One connection, for the code that serves it. Cheap to clone.
+/// Handle of one connection, for the code that serves it. A clone is cheap and refers to the same connection.
 #[derive(Clone, Debug)]
 pub struct GuestConnection {
     seat: Arc<Seat>,
@@ -79,7 +78,7 @@ pub struct GuestConnection {
 }
 
 impl Guests {
-    /// Returns the places of a listener with up to `each_max` connections of each ordinary user.
+    /// Returns an empty list of connections, with a limit of `each_max` connections for each ordinary user.
     #[must_use]
     pub fn new(each_max: usize) -> Self {
         Self(Arc::new(OpenGuests {
@@ -89,7 +88,7 @@ impl Guests {
         }))
     }
 
-    /// Closes the connections of slow unauthenticated clients, for as long as the listener exists. Call it on a runtime.
+    /// Closes the connections of slow unauthenticated clients, for as long as the listener exists. Must be called on a runtime.
     pub fn watch(&self) {
         let open = Arc::downgrade(&self.0);
         tokio::spawn(async move {
@@ -101,7 +100,7 @@ impl Guests {
         });
     }
 
-    /// Gives a connection a place.
+    /// Adds a connection to the list of connections.
     #[must_use]
     pub fn seat<S>(&self, stream: S, who: Who) -> Seated<S> {
         let now = self.0.now();
@@ -132,7 +131,7 @@ impl OpenGuests {
         u64::try_from(self.since.elapsed().as_millis()).unwrap_or(u64::MAX)
     }
 
-    /// Asks the connection that has been silent for longest to close, if there are too many of a kind.
+    /// Asks the connection that has been silent for longest to close, if connections of the kind `who` exceed their limit.
     fn make_space(&self, all: &All, who: Who) {
         let most = match who {
             Who::Daemon => return,
@@ -165,8 +164,8 @@ impl OpenGuests {
 }
 
 impl GuestConnection {
-    /// Notes the authenticated identity of the connection. After several authentications the last one counts, but a connection of a daemon of
-    /// the cluster keeps that identity.
+    /// Records the authenticated identity of the connection's peer. After several authentications the last identity counts, except that a
+    /// connection of a daemon of the cluster keeps the daemon's identity.
     pub fn introduce(&self, who: Who) {
         {
             let mut known = self.seat.who.lock();
@@ -180,7 +179,7 @@ impl GuestConnection {
     }
 }
 
-/// A connection that has a place.
+/// A stream whose connection is in the list of connections.
 #[derive(Debug)]
 pub struct Seated<S> {
     // The connection is closed before its place is free.
@@ -188,7 +187,7 @@ pub struct Seated<S> {
     place: GuestSlot,
 }
 
-/// A place, free when it is dropped.
+/// Entry in the list of connections, which is removed when this value is dropped.
 #[derive(Debug)]
 struct GuestSlot {
     guest: GuestConnection,
@@ -207,13 +206,13 @@ impl<S> Seated<S> {
         &self.place.guest
     }
 
-    /// Moves the place to the stream that the connection has become.
+    /// Moves the list entry of the connection to the stream that the connection has become.
     pub fn with<T>(self, stream: T) -> Seated<T> {
         let place = self.place;
         Seated { stream, place }
     }
 
-    /// Waits until another connection needs the place.
+    /// Waits until another connection needs the list entry, so that this connection must close.
     pub async fn asked_to_go(&self) {
         std::future::poll_fn(|cx| match self.check(cx) {
             Ok(()) => Poll::Pending,
@@ -222,7 +221,7 @@ impl<S> Seated<S> {
         .await;
     }
 
-    /// Returns an error if the connection has to close. The task is woken when that happens.
+    /// Returns an error if the connection must close. The task is woken when this happens.
     fn check(&self, cx: &Context<'_>) -> io::Result<()> {
         let seat = &self.guest().seat;
         seat.waker.register(cx.waker());
@@ -295,12 +294,12 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seated<S> {
     }
 }
 
-/// A connection as a service of tonic sees it: its place, and information of the connection itself.
+/// Information about a connection for a service of tonic.
 #[derive(Clone, Debug)]
 pub struct Met<I> {
-    /// Its place.
+    /// Handle of the connection.
     pub guest: GuestConnection,
-    /// Information of the connection.
+    /// Information that the stream itself provides.
     pub info: I,
 }
 
@@ -333,7 +332,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn guests_evict_longest_silent_unauthenticated_client() {
+    async fn listener_closes_longest_silent_unauthenticated_connection() {
         let guests = Guests::new(EACH_MAX);
         let mut all: Vec<_> = (0..UNAUTHENTICATED_MAX)
             .map(|_| seated(&guests, Who::Unauthenticated))
@@ -359,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn user_has_bounded_connections_however_introduced() {
+    async fn listener_limits_connections_of_each_user() {
         let guests = Guests::new(EACH_MAX);
         let mut own: Vec<_> = (0..EACH_MAX)
             .map(|_| seated(&guests, Who::User(7)))
@@ -377,7 +376,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn slow_guest_waiting_for_bytes_is_woken_and_closed() {
+    async fn listener_wakes_and_closes_slow_connection() {
         let guests = Guests::new(EACH_MAX);
         let (_near, mut slow) = seated(&guests, Who::Unauthenticated);
         let (_daemon_near, daemon) = seated(&guests, Who::Unauthenticated);

@@ -1,6 +1,6 @@
-//! The file `token` in the server's directory, which a node or a mount on another host needs. It contains the cluster's token, which
-//! proves the permission of daemons to the server, and the certificate of the cluster's CA, by which they verify the server and its nodes.
-//! `tidemill token create` makes files of the same form for users. This module only reads files.
+//! The file `token` in the server's directory, which a node or a mount on another host needs. The file contains the cluster's token, which
+//! authorises daemons at the server, and the certificate of the cluster's CA, by which daemons verify the server and its nodes. `tidemill
+//! token create` writes files of the same form for users. This module only reads such files.
 //!
 //! ```text
 //! tidemill credential 1
@@ -17,18 +17,18 @@ use rustls::pki_types::pem::PemObject;
 use std::fmt;
 use std::path::Path;
 
-/// Version of the file.
+/// Version of the credential file.
 pub const CREDENTIAL_VERSION: u32 = 1;
 
 const TITLE: &str = "tidemill credential";
 const TOKEN: &str = "token:";
 
-/// Content of a credential file. The bearer of the cluster's token may act for any of its users.
+/// Content of a credential file. The bearer of the cluster's token may act for any of the cluster's users.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Credential {
-    /// Token for the server.
+    /// Token that authenticates the bearer to the server.
     pub token: String,
-    /// Certificate of the cluster's CA in DER.
+    /// Certificate of the cluster's CA in DER form.
     pub ca: Vec<u8>,
 }
 
@@ -41,40 +41,40 @@ impl fmt::Debug for Credential {
     }
 }
 
-/// Error of a credential file.
+/// Error of reading or writing a credential file.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialError {
-    /// The file cannot be read or, by the server, be written.
+    /// The credential file cannot be read or, by the server, be written.
     #[error(
         "can't use the token: {path}: {reason}; ask the cluster's administrator for one of your own (`tidemill token create`), \
          or, for a mount or a node, copy `token` from the server's directory; name it with --token-file"
     )]
     Read {
-        /// The file.
+        /// Path of the credential file.
         path: String,
-        /// Error of the system.
+        /// Error of the system call.
         reason: std::io::Error,
     },
-    /// Other users could have read it.
+    /// Other users may read the credential file.
     #[error(
         "{path}: other users may read this token and act as you: `chmod 600` it, and consider having it revoked"
     )]
     Public {
-        /// The file.
+        /// Path of the credential file.
         path: String,
     },
-    /// The content is not a credential.
+    /// The content of the file is not a credential.
     #[error("bad token file: {path}: {what}; copy `token` from the server's directory again")]
     Parse {
-        /// The file.
+        /// Path of the credential file.
         path: String,
-        /// Flaw of the content.
+        /// Flaw of the file's content.
         what: Flaw,
     },
 }
 
 impl CredentialError {
-    /// Whether no such file exists for this user.
+    /// Whether the error is that no credential file exists for this user.
     #[must_use]
     pub fn is_absent_or_private(&self) -> bool {
         use std::io::ErrorKind::{NotFound, PermissionDenied};
@@ -85,13 +85,13 @@ impl CredentialError {
 /// Flaw of the text of a credential.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Flaw {
-    /// Made by another release.
+    /// The credential was written by another release of Tidemill.
     #[error("line 1: not `{TITLE} {CREDENTIAL_VERSION}`: it was made by another release")]
     Version,
-    /// No token.
+    /// The credential has no token.
     #[error("it has no line `{TOKEN} …`")]
     Token,
-    /// No certificate, or a broken one.
+    /// The credential has no certificate, or a broken certificate.
     #[error("it has no complete certificate")]
     Certificate,
 }
@@ -134,7 +134,7 @@ impl Credential {
     /// Parses the text of a credential.
     ///
     /// # Errors
-    /// See [`Flaw`].
+    /// The first flaw of the text.
     pub fn parse(text: &str) -> Result<Self, Flaw> {
         let text = text.trim();
         let Some((title, rest)) = text.split_once('\n') else {

@@ -7,11 +7,11 @@ use std::str::FromStr;
 /// Address of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
-    /// A Unix socket on this host; the server identifies the caller by its socket credentials.
+    /// A Unix socket on this host; the server identifies the caller by the socket's credentials.
     Unix(PathBuf),
-    /// `https://host:port`; the caller verifies the server by its certificate and sends the cluster's token.
+    /// `https://host:port`; the caller verifies the server by the server's certificate and sends the cluster's token.
     Https(String),
-    /// `http://host:port`: the same without TLS. All bytes can be read on the way, including the token.
+    /// `http://host:port` without TLS: all bytes can be read on the network, including the token.
     Http(String),
 }
 

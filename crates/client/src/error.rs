@@ -1,6 +1,6 @@
 //! Errors of requests to a cluster.
 
-/// Error of a request.
+/// Error of a request to a server or a node.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The server cannot be reached.
@@ -16,44 +16,44 @@ pub enum Error {
     /// An endpoint is neither `unix:PATH` nor `https://HOST:PORT` nor `http://HOST:PORT`.
     #[error("`{0}` is not an endpoint: give unix:PATH or https://HOST:PORT")]
     BadEndpoint(String),
-    /// The answering peer is not the server, or cannot be verified.
+    /// The answering peer is not the cluster's server, or its certificate cannot be verified.
     #[error("can't trust the server at {endpoint}: {problem}")]
     Untrusted {
         /// Address of the server.
         endpoint: String,
-        /// Problem and its remedy.
+        /// Problem of the TLS connection and its remedy.
         problem: crate::tls::TlsProblem,
     },
-    /// There is no certificate to verify the server by.
+    /// The client has no certificate by which to verify the server.
     #[error(
         "can't trust the server at {0}: no certificate of the cluster's CA to verify it by; give --token-file a copy of `token` in the server's directory"
     )]
     NoCa(String),
-    /// The server speaks another version of the protocol.
+    /// The server speaks another version of the protocol than this program.
     #[error(
         "the server speaks protocol version {theirs}, this program {ours}: use the same release"
     )]
     Version {
-        /// Version of the server.
+        /// Protocol version of the server.
         theirs: u32,
-        /// Version of this program.
+        /// Protocol version of this program.
         ours: u32,
     },
-    /// The server refused a call.
+    /// The server refused a request.
     #[error("the server refused: {}", .0.message())]
     Refused(Box<tonic::Status>),
     /// A namespace operation failed.
     #[error("{message}")]
     Name {
-        /// A Linux errno.
+        /// Linux errno of the failure.
         errno: i32,
-        /// Problem, place, and remedy.
+        /// Message with the problem, its place, and its remedy.
         message: String,
     },
-    /// A node that a namespace operation needs is suspended, and is being resumed: repeat the request in a moment.
+    /// A namespace operation needs a suspended node, which is resuming: repeat the request in a moment.
     #[error("{0}")]
     Resuming(String),
-    /// An answer that does not fit the question.
+    /// The server's or node's answer does not match the request.
     #[error(
         "the server's answer to {0} does not fit: the peer speaks another version or is broken"
     )]
@@ -63,9 +63,9 @@ pub enum Error {
         "{path}: the version that was read while it was written has been aborted or replaced after {bytes} bytes were read; read the file again"
     )]
     Abandoned {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Number of bytes that were read.
+        /// Number of bytes that were read before.
         bytes: u64,
     },
     /// Bytes of a version were changed after they were read.
@@ -76,7 +76,7 @@ pub enum Error {
     /// A node cannot be reached.
     #[error("can't reach node at {url}: {reason}")]
     Node {
-        /// Its URL.
+        /// URL of the node.
         url: String,
         /// Error of the connection.
         reason: String,
@@ -84,17 +84,17 @@ pub enum Error {
     /// A node refused a request.
     #[error("node at {url} answered {status}: {message}")]
     NodeRefused {
-        /// Its URL.
+        /// URL of the node.
         url: String,
-        /// The HTTP status.
+        /// HTTP status of the answer.
         status: u16,
         /// Message of the node.
         message: String,
     },
-    /// The file's node is not part of the cluster or is down.
+    /// The file's node is not part of the cluster or is offline.
     #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
     NodeDown(tidemill_core::id::NodeId),
-    /// A channel is full.
+    /// A channel has no space for a message.
     #[error(
         "channel {0} is full: wait until its consumers have received more messages, or delete an unused consumer (`tidemill channel delete-consumer`)"
     )]
@@ -104,13 +104,13 @@ pub enum Error {
     Local {
         /// Path of the file.
         path: String,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
 }
 
 impl Error {
-    /// Returns the errno that a system call should return for this.
+    /// Returns the errno that a system call should return for this error.
     #[must_use]
     pub fn errno(&self) -> i32 {
         use rustix::io::Errno;
@@ -134,7 +134,7 @@ impl Error {
         }
     }
 
-    /// Whether the peer could not be reached, so that a later retry may help.
+    /// Whether the server or node could not be reached, so that a later retry may help.
     #[must_use]
     pub fn is_lost(&self) -> bool {
         match self {
@@ -144,7 +144,7 @@ impl Error {
         }
     }
 
-    /// Whether the asked node does not have the object, or not any more, while another node may.
+    /// Whether the asked node does not have the object (any more), while another node may have it.
     #[must_use]
     pub fn is_elsewhere(&self) -> bool {
         matches!(
@@ -156,7 +156,7 @@ impl Error {
         )
     }
 
-    /// Whether it is this errno of a namespace operation.
+    /// Whether the error is a failed namespace operation with this errno.
     #[must_use]
     pub fn is(&self, errno: rustix::io::Errno) -> bool {
         match self {
@@ -194,7 +194,7 @@ mod tests {
     use rustix::io::Errno;
 
     #[test]
-    fn refusal_status_maps_to_errno() {
+    fn client_error_maps_refusal_status_to_errno() {
         let errno = |status| {
             let (url, message) = (String::new(), String::new());
             let refused = Error::NodeRefused {

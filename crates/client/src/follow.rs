@@ -1,13 +1,13 @@
-//! Reads a file while it is written: bytes are passed on as soon as they exist, until the writer has closed the file. Requests are sent to
-//! nodes and to the server (next: `node/src`, `server/src`).
+//! Reads a file while it is written: passes bytes on as soon as they exist, until the writer has closed the file. The module sends requests
+//! to nodes and to the server (next: `node/src`, `server/src`).
 //!
-//! No process sees the writes of a program in place, so the object is polled, and the server is asked for its state when no bytes have been
-//! added. If several mounts write the file, they are asked to publish their writes. The bytes that were passed on are compared with the
-//! sealed version in the end.
+//! The client gets no notification of a program's direct writes, so it polls the object, and asks the server for the object's state when no
+//! bytes have been added. If several mounts write the file, the client asks them to publish their writes. At the end the client compares
+//! the bytes that it passed on with the sealed version.
 //!
-//! The object of a file that one mount writes is the file only as long as no other mount has joined: from then on its bytes may be anywhere
-//! in the object. The server knows that before the first of these bytes is written. So after such a read the server is asked whether the
-//! object still was the file.
+//! The object of a file that one mount writes is the file only until another mount writes the file, too: from then on the file's bytes may
+//! be anywhere in the object. The server knows the second writer before its first byte is written. So after such a read the client asks the
+//! server whether the object was still the file.
 
 mod streaming;
 
@@ -24,22 +24,22 @@ use tidemill_core::display::escaped;
 use tidemill_core::layout::Layout;
 use tidemill_wire::v1;
 
-/// Pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].
+/// Minimum pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(10);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
-/// Number of bytes requested at once of a version being written.
+/// Number of bytes in one request for bytes of a version being written.
 const GROWN_BYTES: u64 = 1 << 20;
 
-/// Result of a file that was read to its end.
+/// Length and unwritten ranges of a file that was read to its end.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FollowedFile {
     /// Length of the file in bytes.
     pub bytes: u64,
-    /// Ranges that none of its writers has written: they read as zeros. Known for files that several mounts wrote.
+    /// Ranges that no writer has written and that read as zeros. Known for files that several mounts wrote.
     pub unwritten: Vec<Range<u64>>,
 }
 
-/// Bytes that were passed on, and their place.
+/// Range of bytes that were passed on, and its location in an object.
 #[derive(Clone, Copy, Debug)]
 struct PassedBytes {
     offset: u64,
@@ -48,7 +48,6 @@ struct PassedBytes {
     at: u64,
 }
 
-/// Progress of the reading of a version.
 #[derive(Debug, Default)]
 struct ReadProgress {
     bytes: u64,
@@ -57,7 +56,7 @@ struct ReadProgress {
 }
 
 impl ReadProgress {
-    /// Passes on the next bytes, which are at this place of an object.
+    /// Passes on the next bytes, which are at offset `at` of an object.
     fn hand_on(
         &mut self,
         (object, at): (u64, u64),
@@ -81,7 +80,7 @@ impl ReadProgress {
         piece(bytes)
     }
 
-    /// Whether all bytes that were passed on are still at their places. Published bytes are never written again.
+    /// Whether all bytes that were passed on are still at their locations. Published bytes are never written again.
     fn lies_as_before(&self, layout: &Layout) -> bool {
         self.pieces.iter().all(|piece| {
             let range = piece.offset..piece.offset + piece.length;
@@ -106,12 +105,13 @@ fn unwritten(layout: &Layout, size: u64) -> Vec<Range<u64>> {
 }
 
 impl Transfer {
-    /// Reads a file from its beginning to its end, piece by piece. If one or several mounts write it, its bytes are passed on in order as
-    /// they are added, until it is sealed. Otherwise the bytes of the present version are passed on, once no client writes the file.
+    /// Reads a file from its beginning to its end, and passes its bytes to `piece` in chunks. If one or several mounts write the file, the
+    /// function passes its bytes on in order as they are added, until the file is sealed. Otherwise it passes on the bytes of the current
+    /// version, once no client writes the file.
     ///
     /// # Errors
-    /// The file may not be read; the version was abandoned ([`Error::Abandoned`]), or some of its bytes were changed after they were passed
-    /// on ([`Error::WrittenOver`]); the server does not answer for a minute; or the error of `piece`.
+    /// The file may not be read; the version was abandoned ([`Error::Abandoned`]); some bytes of the version were changed after they were
+    /// passed on ([`Error::WrittenOver`]); the server does not answer for a minute; or `piece` returned an error.
     pub async fn follow(
         &self,
         path: impl AsRef<[u8]>,
@@ -148,7 +148,7 @@ impl Transfer {
         }
     }
 
-    /// Returns the version of a file that is being written; `None`: no client writes it.
+    /// Returns the version of a file that is being written; `None` if no client writes the file.
     async fn begun(&self, ino: u64) -> Result<Option<StreamingFile>, Error> {
         let mut pause = PAUSE_MIN;
         loop {
@@ -166,7 +166,7 @@ impl Transfer {
         }
     }
 
-    /// Returns the state of a version. `bytes` is the number of bytes that were read.
+    /// Returns the server's report on the state of a version. `bytes` is the number of bytes that were read.
     async fn news(&self, version: &StreamingFile, path: &str, bytes: u64) -> Result<News, Error> {
         let news = self.look(&version.known()).await?;
         news.ok_or_else(|| Error::Abandoned {
@@ -175,7 +175,7 @@ impl Transfer {
         })
     }
 
-    /// Passes on the bytes that are added to a version, until it is sealed. Bytes that its nodes cannot return are read later.
+    /// Passes on the bytes that are added to a version, until it is sealed. If nodes cannot return some bytes, it reads them later.
     async fn read_on(
         &self,
         path: &str,
@@ -283,7 +283,7 @@ pub struct Following {
 }
 
 impl Following {
-    /// Returns a reader of a file that was opened while it is being written.
+    /// Returns a reader of a file that was opened while the file is being written.
     ///
     /// # Errors
     /// The server's answer is invalid.
@@ -292,11 +292,11 @@ impl Following {
         Ok(Self { transfer, version })
     }
 
-    /// Reads up to `length` bytes: waits until there are bytes at `offset`, or until the version is sealed without them. `None`: `go_on`
-    /// returned false.
+    /// Reads up to `length` bytes: waits until the version has bytes at `offset`, or until it is sealed without them. Returns `None` if
+    /// `go_on` returned false.
     ///
     /// # Errors
-    /// The version was abandoned ([`Error::Abandoned`]), may not be read any more, or the server does not answer for a minute.
+    /// The version was abandoned ([`Error::Abandoned`]) or may not be read any more, or the server does not answer for a minute.
     pub async fn read(
         &self,
         (offset, length): (u64, u64),

@@ -1,7 +1,7 @@
-//! Identity of this host: peers on the same host may open each other's object files in place.
+//! Identity of this host: processes on the same host may open each other's object files directly.
 
-/// Returns an id of this host: the kernel's boot id and the host name, so that containers and network namespaces with host names of their
-/// own count as separate hosts.
+/// Returns an id of this host: Linux's boot id and the host name, so that containers and network namespaces with host names of their own
+/// count as separate hosts.
 #[must_use]
 pub fn id() -> String {
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();

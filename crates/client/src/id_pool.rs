@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 /// Number of ids of each kind that are reserved at once.
 pub const BLOCK: u32 = 1024;
 
-/// A stock of inode and object ids.
+/// Pool of reserved inode and object ids.
 #[derive(Debug)]
 pub struct IdStock {
     server: Server,
@@ -21,7 +21,7 @@ struct Stock {
 }
 
 impl IdStock {
-    /// Returns an empty stock that is filled from `server` when needed.
+    /// Returns an empty pool that reserves ids from `server` when they are needed.
     #[must_use]
     pub fn new(server: Server) -> Self {
         Self {
@@ -30,10 +30,10 @@ impl IdStock {
         }
     }
 
-    /// Returns a new inode and a new object id.
+    /// Returns an unused inode and an unused object id.
     ///
     /// # Errors
-    /// The server cannot be asked for more.
+    /// The pool is empty and the server cannot be asked for more ids.
     pub async fn take(&self) -> Result<(Inode, ObjectId), Error> {
         let mut stock = self.stock.lock().await;
         if stock.inodes.is_empty() || stock.objects.is_empty() {

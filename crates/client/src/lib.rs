@@ -1,12 +1,12 @@
 //! Connections to the server and to nodes, for node, mount and command line. The crate decides nothing about placement or order.
 //!
-//! [`Server`] is the control connection (gRPC), [`Objects`] moves bytes between this process and nodes (HTTP), and [`tls`] verifies the
-//! peers of both. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users of this
-//! host. [`transfer`] combines server and nodes for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in stores
-//! outside of the cluster.
+//! [`Server`] is the control connection (gRPC), [`Objects`] transfers bytes between this process and nodes (HTTP), and [`tls`] verifies the
+//! peers of both connections. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users
+//! of this host. [`transfer`] combines server and nodes for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in
+//! stores outside of the cluster.
 //!
-//! The limits for the peers of a listener are here, too: [`connections`] for connections, [`concurrency_limit`] for requests, [`log_limit`]
-//! for log lines.
+//! The crate also contains the limits for the peers of a listener: [`connections`] for connections, [`concurrency_limit`] for requests,
+//! [`log_limit`] for log lines.
 
 mod answer_timeout;
 pub mod blocks;

@@ -13,27 +13,27 @@ use tidemill_wire::{PROTOCOL_VERSION, local};
 
 /// Time after which the connection of a request counts as lost.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Minimum wait, so that a running server can answer.
+/// Minimum wait for an answer, so that a running server can answer.
 const WAIT_MIN: Duration = Duration::from_millis(10);
-/// Maximum number of idle connections.
+/// Maximum number of idle connections that are kept.
 const KEPT_MAX: usize = 32;
 
-/// A stock of connections, each for one request at a time. Calls block, so async code must not make them.
+/// Pool of connections, each for one request at a time. Its functions block, so async code must not call them.
 #[derive(Debug)]
 pub struct LocalNames {
     path: PathBuf,
-    /// Address of the gRPC server, for messages.
+    /// Address of the gRPC server, for error messages.
     endpoint: Endpoint,
     idle: Mutex<Vec<BufReader<UnixStream>>>,
 }
 
-/// Reason for a missing answer.
+/// Reason why a request has no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum LocalError {
-    /// There is no connection of this kind, and no request was sent: use [`Server::apply`](crate::Server::apply).
+    /// There is no connection of this kind, and no request was sent: use [`Server::apply`](crate::Server::apply) instead.
     #[error("no connection to the namespace: {0}")]
     Absent(io::Error),
-    /// No answer arrived, because the connection broke or the time was over. The request may have been carried out.
+    /// No answer arrived, because the connection broke or the time limit passed. The server may have executed the request.
     #[error("no answer from the namespace: {0}")]
     Lost(io::Error),
     /// The server refuses the request, or speaks another version.
@@ -42,7 +42,7 @@ pub enum LocalError {
 }
 
 impl LocalNames {
-    /// Returns the connections to a server with a Unix socket; `None` for any other.
+    /// Returns a pool of connections to a server with a Unix socket; `None` for any other server.
     #[must_use]
     pub fn new(endpoint: &Endpoint) -> Option<Self> {
         match endpoint {
@@ -55,8 +55,8 @@ impl LocalNames {
         }
     }
 
-    /// Carries out namespace operations as [`Server::apply`](crate::Server::apply) does. Waits for the answer until `until`, and no longer
-    /// than a running server needs.
+    /// Executes namespace operations like [`Server::apply`](crate::Server::apply). Waits for the answer until `until`, and no longer than a
+    /// running server needs.
     ///
     /// # Errors
     /// See [`LocalError`].
@@ -81,7 +81,7 @@ impl LocalNames {
         Ok(answers.collect::<Result<_, _>>()?)
     }
 
-    /// Returns a used connection, if it is still valid, or a new one.
+    /// Returns an idle connection, if it is still valid, or a new connection.
     fn connection(&self, patience: Duration) -> Result<BufReader<UnixStream>, LocalError> {
         let kept = self.idle().pop();
         match kept {
@@ -155,7 +155,7 @@ fn cut() -> io::Error {
     io::ErrorKind::UnexpectedEof.into()
 }
 
-/// Whether the server has closed an idle connection: a server never sends first.
+/// Whether the server has closed an idle connection, on which it never sends without a request.
 fn closed(connection: &BufReader<UnixStream>) -> bool {
     let flags = rustix::net::RecvFlags::PEEK | rustix::net::RecvFlags::DONTWAIT;
     let mut byte = [0_u8; 1];

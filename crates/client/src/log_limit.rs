@@ -1,13 +1,12 @@
-//! Log lines that unauthenticated clients can cause: a limited number a minute, then a count of the suppressed lines.
+//! Limit for log lines that unauthenticated clients can cause: a number of lines per minute, then a count of the suppressed lines.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 
-/// Lines in one period.
 const LINES_MAX: u32 = 20;
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// Counter of one kind of line.
+/// Limit and counter of one kind of log line.
 #[derive(Debug, Default)]
 pub struct Sparse(Mutex<SparseState>);
 
@@ -19,7 +18,7 @@ struct SparseState {
 }
 
 impl Sparse {
-    /// Returns a counter without any lines.
+    /// Returns a counter that has counted no lines.
     #[must_use]
     pub const fn new() -> Self {
         Self(Mutex::new(SparseState {
@@ -29,7 +28,7 @@ impl Sparse {
         }))
     }
 
-    /// Whether a line may be written now; if so, returns the number of lines that were suppressed before it.
+    /// Returns whether a line may be written now: `Some` with the number of lines that were suppressed before.
     pub fn may(&self) -> Option<u64> {
         self.may_at(Instant::now())
     }
@@ -54,7 +53,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sparse_log_counts_suppressed_lines() {
+    fn log_limit_counts_suppressed_lines() {
         let sparse = Sparse::new();
         let begin = Instant::now();
         for _ in 0..LINES_MAX {

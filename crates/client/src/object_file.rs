@@ -1,11 +1,11 @@
-//! Object files in place: on the host where their node stores them. The module opens, locks, copies and names them.
+//! Direct access to object files, on the host where their node stores them. The module opens, locks, copies and names object files.
 //!
-//! A sealed file never changes for its openers. But a mount whose programs read a version may take that version's file for the version that
-//! they write next, if no other process has it open (`docs/decisions/0007-one-inode-per-file.md`). The earlier version then continues
-//! in a copy. So each direct opener of an object file holds a shared lock on it, and checks whether the file still belongs to the object.
+//! A sealed file never changes for its openers. But a mount whose programs read a version may reuse the version's file for the next version
+//! that they write, if it is not open elsewhere (`docs/decisions/0007-one-inode-per-file.md`). The earlier version then continues in a
+//! copy. So each direct opener of an object file holds a shared lock on the file, and checks whether the file still belongs to the object.
 //!
-//! Programs with a descriptor of a file can hold the other kind of lock on it for as long as they like. Readers that find such a lock put a
-//! mark on the file instead, a lock of a byte for which such a descriptor is not enough. A mount that wants to take the file looks for
+//! A program with a descriptor of a file can hold a conflicting lock on the file for as long as it likes. Readers that find such a lock put
+//! a mark on the file instead: a lock of a byte that needs more than such a descriptor. A mount that wants to reuse the file looks for
 //! marks as well.
 
 use nix::fcntl::{FcntlArg, fcntl};
@@ -21,18 +21,18 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::time::Duration;
 
-/// Number of attempts to open a file that is being taken, and the pause between them.
+/// Maximum number of attempts to open a file that a mount is reusing.
 const TRIES_MAX: u32 = 1000;
 const PAUSE: Duration = Duration::from_millis(1);
-/// Number of attempts after which a lock that refuses a reader is not that of a mount that takes the file: those locks are short.
+/// Number of attempts after which a lock that refuses a reader is a program's lock: the locks of a mount that reuses a file are short.
 const TRIES_OF_LOCK_MAX: u32 = 100;
-/// The byte of the mark: the last byte, after those that mark open files as open (`HANDLES_AT`).
+/// Offset of the byte whose lock is the mark: the last byte, after the bytes that mark open files as open (`HANDLES_AT`).
 const MARK_AT: i64 = i64::MAX - 1;
 
-/// Opens the file of a sealed object. Its bytes do not change for as long as it is open.
+/// Opens the file of a sealed object. The file's bytes do not change for as long as it is open.
 ///
 /// # Errors
-/// The error of the open; `ResourceBusy` if the file is replaced again and again.
+/// The error of the open; `ResourceBusy` if the file is replaced during each attempt.
 pub fn open(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     for tried in 0..TRIES_MAX {
@@ -53,7 +53,7 @@ pub fn open(path: &Path) -> io::Result<File> {
     Err(io::ErrorKind::ResourceBusy.into())
 }
 
-/// Returns the lock of the mark's byte.
+/// Returns the lock of the byte [`MARK_AT`].
 fn lock_of_mark(kind: i32) -> nix::libc::flock {
     nix::libc::flock {
         l_type: i16::try_from(kind).unwrap_or(0),
@@ -64,28 +64,28 @@ fn lock_of_mark(kind: i32) -> nix::libc::flock {
     }
 }
 
-/// Marks an open file, for as long as it is open. Returns whether it is marked. Only a process that may write the file could prevent that.
+/// Marks a file for as long as it is open. Returns whether it is marked. Only a process that may write the file could prevent the mark.
 fn mark(file: &File) -> bool {
     let lock = lock_of_mark(nix::libc::F_RDLCK);
     fcntl(file, FcntlArg::F_OFD_SETLK(&lock)).is_ok()
 }
 
-/// Whether another process has marked the file. Without such locks there are no marks.
+/// Whether another process has marked the file. If the file system has no such locks, there are no marks.
 fn is_marked(file: &File) -> bool {
     let mut lock = lock_of_mark(nix::libc::F_WRLCK);
     let seen = fcntl(file, FcntlArg::F_OFD_GETLK(&mut lock));
     seen.is_ok() && i32::from(lock.l_type) != nix::libc::F_UNLCK
 }
 
-/// Marks the file as open here, for as long as it is.
+/// Locks the file as open, for as long as it is open in this process.
 ///
 /// # Errors
-/// `EWOULDBLOCK` if a mount is about to take it, others if the file system has no locks.
+/// `EWOULDBLOCK` if a mount is about to reuse the file; other errors if the file system has no locks.
 pub fn hold(file: &File) -> Result<(), Errno> {
     flock(file, FlockOperation::NonBlockingLockShared)
 }
 
-/// Whether a file is held ([`hold`]) only by these openings of it, which hold it afterwards as well.
+/// Whether only these descriptors of a file have locked it by [`hold`]. The descriptors keep their locks.
 #[must_use]
 pub fn alone(openings: &[&File]) -> bool {
     let Some((first, rest)) = openings.split_first() else {
@@ -103,7 +103,7 @@ pub fn alone(openings: &[&File]) -> bool {
     alone && !is_marked(first)
 }
 
-/// Whether the path still names the file, or no file because the object was removed.
+/// Whether the path still leads to the file, or to no file because the object was removed.
 fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     let open = file.metadata()?;
     match path.symlink_metadata() {
@@ -113,10 +113,10 @@ fn is_at(file: &File, path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Copies the bytes `from..to` to the same place of another file, and skips holes. The other file is at least `to` bytes long afterwards.
+/// Copies the bytes `from..to` to the same offsets of another file, and skips holes. The other file is at least `to` bytes long afterwards.
 ///
 /// # Errors
-/// The error of the system; `EXDEV` if the device cannot copy between the two.
+/// The error of the system call; `EXDEV` if the device cannot copy between the two files.
 pub fn copy_data(source: &File, target: &File, from: u64, to: u64) -> Result<(), Errno> {
     let mut at = from;
     while at < to {
@@ -145,7 +145,7 @@ pub fn copy_data(source: &File, target: &File, from: u64, to: u64) -> Result<(),
     Ok(())
 }
 
-/// Creates a file without a name that will be at `path`; `None` if the file system has no such files.
+/// Creates a file without a name that will get the name `path`; `None` if the file system does not support such files.
 #[must_use]
 pub fn nameless(path: &Path, mode: u32) -> Option<File> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
@@ -153,10 +153,10 @@ pub fn nameless(path: &Path, mode: u32) -> Option<File> {
     Some(File::from(file))
 }
 
-/// Gives a [`nameless`] file its name.
+/// Gives a file of [`nameless`] its name.
 ///
 /// # Errors
-/// The error of the system.
+/// The error of the system call.
 pub fn name(file: &File, path: &Path) -> Result<(), Errno> {
     let nameless = format!("/proc/self/fd/{}", file.as_raw_fd());
     linkat(CWD, nameless, CWD, path, AtFlags::SYMLINK_FOLLOW)
@@ -167,7 +167,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn alone_is_false_while_file_is_open_elsewhere() {
+    fn object_file_is_not_alone_while_open_in_other_process() {
         let path = std::env::temp_dir().join(format!("tidemill-sealed-{}", std::process::id()));
         std::fs::write(&path, "text").unwrap();
         let (one, two) = (open(&path).unwrap(), open(&path).unwrap());
@@ -187,7 +187,7 @@ mod tests {
         assert!(is_at(&one, &path).unwrap());
     }
     #[test]
-    fn reader_lock_never_blocks_other_readers() {
+    fn object_file_lock_of_reader_never_blocks_other_readers() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("object");
         std::fs::write(&path, "text").unwrap();
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn file_copy_keeps_holes_and_appears_whole() {
+    fn object_file_copy_keeps_holes_and_appears_complete() {
         use std::os::unix::fs::FileExt;
         let path = std::env::temp_dir().join(format!("tidemill-copy-{}", std::process::id()));
         let Some(source) = nameless(&path, 0o600) else {

@@ -1,4 +1,4 @@
-//! Bytes of objects, to and from nodes over HTTP (next: `node/src`). Routes: see `tidemill_wire::route`.
+//! Client for the bytes of objects: transfers to and from nodes over HTTP (next: `node/src`). `tidemill_wire::route` describes the routes.
 
 use crate::answer_timeout::{Broken, Listened, Silence};
 use crate::error::{Error, deepest};
@@ -18,37 +18,37 @@ use tidemill_wire::route::{
     self, CAPABILITY_HEADER, ListedObject, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
 };
 
-/// Bytes of one range when an object is read from the middle on.
+/// Size in bytes of one range request when an object is read from an offset to its end.
 const RANGE_BYTES: u64 = 4 << 20;
 
-/// Query for a corrupt object.
+/// Query of a request for the bytes of a corrupt object.
 const CORRUPT: &str = "?corrupt=true";
 
-/// Connections to nodes. Cheap to clone; connections are kept and used again.
+/// Pool of connections to nodes. A clone is cheap and shares the connections, which are kept and used again.
 #[derive(Clone, Debug)]
 pub struct Objects {
     client: Client<Connector, Full<Bytes>>,
     silence: Silence,
 }
 
-/// A dedicated connection.
+/// A connection that is not shared with other requests.
 pub type DedicatedConnection = TokioIo<hyper::upgrade::Upgraded>;
 
 /// An object and its address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectAddress {
-    /// The node that stores it.
+    /// Node that stores the object.
     pub node: NodeId,
-    /// The node's URL, `https://host:port` or `http://host:port`.
+    /// URL of the node, `https://host:port` or `http://host:port`.
     pub url: Arc<str>,
-    /// The object.
+    /// Id of the object.
     pub object: ObjectId,
-    /// Capability of the server.
+    /// Capability for the object, signed by the server.
     pub capability: Vec<u8>,
 }
 
 impl Objects {
-    /// Returns connections that are opened when they are needed. `trust` verifies nodes that speak TLS; without it they cannot be used.
+    /// Returns a pool that opens connections when they are needed. `trust` verifies nodes that use TLS; else requests to them fail.
     #[must_use]
     pub fn new(trust: Option<&Trust>) -> Self {
         let connector = Connector::new(trust, Inside::Http1, "");
@@ -58,17 +58,17 @@ impl Objects {
         }
     }
 
-    /// Sets other limits of silence.
+    /// Sets other time limits for silent connections.
     #[cfg(test)]
     pub(crate) fn with_silence(mut self, silence: Silence) -> Self {
         self.silence = silence;
         self
     }
 
-    /// Reads up to `length` bytes at `offset`; fewer only at the object's end.
+    /// Reads up to `length` bytes of an object at `offset`. Returns fewer bytes only at the object's end.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn read(
         &self,
         remote: &ObjectAddress,
@@ -78,10 +78,10 @@ impl Objects {
         self.read_range_as(remote, "", (offset, length)).await
     }
 
-    /// As [`Self::read`], for a corrupt object.
+    /// Reads bytes of a corrupt object, like [`Self::read`].
     ///
     /// # Errors
-    /// As those of [`Self::read`].
+    /// The errors of [`Self::read`].
     pub async fn read_corrupt_range(
         &self,
         remote: &ObjectAddress,
@@ -92,10 +92,10 @@ impl Objects {
     }
 
     /// Reads several ranges of a sealed object (at most [`route::RANGES_MAX`] and [`route::RANGES_BYTES_MAX`] bytes) in one request.
-    /// Returns the bytes of each, in order.
+    /// Returns the bytes of each range, in order.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses; a range is beyond the object's end.
+    /// The node cannot be reached or refuses the request; a range is beyond the object's end.
     pub async fn read_ranges(
         &self,
         remote: &ObjectAddress,
@@ -146,10 +146,10 @@ impl Objects {
         }
     }
 
-    /// Reads the whole object, and passes each piece to `piece`. Returns the number of bytes.
+    /// Reads a whole object, and passes each received chunk of bytes to `piece`. Returns the number of bytes.
     ///
     /// # Errors
-    /// The node cannot be reached, refuses, or sends fewer bytes than it announced; or the error of `piece`.
+    /// The node cannot be reached, refuses the request, or sends fewer bytes than it announced; or `piece` returned an error.
     pub async fn read_all(
         &self,
         remote: &ObjectAddress,
@@ -178,10 +178,10 @@ impl Objects {
         Ok(total)
     }
 
-    /// Reads an object from `offset` to its end, as [`Self::read_all`].
+    /// Reads an object from `offset` to its end, like [`Self::read_all`].
     ///
     /// # Errors
-    /// As those of [`Self::read_all`].
+    /// The errors of [`Self::read_all`].
     pub async fn read_from(
         &self,
         remote: &ObjectAddress,
@@ -201,10 +201,10 @@ impl Objects {
         }
     }
 
-    /// Writes at `offset` of an unsealed object.
+    /// Writes bytes at `offset` of an unsealed object.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn write(
         &self,
         remote: &ObjectAddress,
@@ -218,16 +218,16 @@ impl Objects {
     /// Sets the length of an unsealed object.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn truncate(&self, remote: &ObjectAddress, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/truncate?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Creates an unsealed object from the first `bytes` of a sealed object of the same node.
+    /// Creates an unsealed object from the first `bytes` bytes of a sealed object on the same node.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn copy(
         &self,
         remote: &ObjectAddress,
@@ -243,20 +243,20 @@ impl Objects {
             .map(drop)
     }
 
-    /// Creates a sealed object from a file of the backend in which the node stores its objects. Returns its length in bytes.
+    /// Creates a sealed object from a file in the backend of the node. Returns the object's length in bytes.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn make_stub(&self, remote: &ObjectAddress, path: &str) -> Result<u64, Error> {
         let request = base(remote, Method::POST, "/backend");
         let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
         size_of(remote, response.await?, "make_stub").await
     }
 
-    /// Calls `fallocate(2)` on an unsealed object. Returns its length in bytes.
+    /// Calls `fallocate(2)` on an unsealed object. Returns the object's length in bytes.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn allocate(
         &self,
         remote: &ObjectAddress,
@@ -272,17 +272,17 @@ impl Objects {
     /// Reserves space for an unsealed object of `size` bytes, on a node that counts space.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses: 507 if there is not enough space.
+    /// The node cannot be reached or refuses the request (status 507: the node has too little space).
     pub async fn reserve(&self, remote: &ObjectAddress, size: u64) -> Result<(), Error> {
         let request = base(remote, Method::POST, &format!("/reserve?size={size}"));
         self.send(remote, request, Bytes::new()).await.map(drop)
     }
 
-    /// Makes a node reduce, for a user, a data array that is partly in an object. The formats of the request and the answer are private to
-    /// the node and the caller.
+    /// Makes a node reduce, for a user, a data array that is partly in an object. Only the node and the caller know the formats of the
+    /// request and the answer.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn reduce(
         &self,
         remote: &ObjectAddress,
@@ -293,10 +293,10 @@ impl Objects {
         self.work(remote, &path, order).await
     }
 
-    /// Makes a node fold, for a user, chunks of a variable that are partly in an object, as [`Self::reduce`].
+    /// Makes a node fold, for a user, chunks of a variable that are partly in an object, like [`Self::reduce`].
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn fold(
         &self,
         remote: &ObjectAddress,
@@ -314,10 +314,10 @@ impl Objects {
         Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
     }
 
-    /// Opens a dedicated connection to the node of an object. Its protocol is private to the node and the caller.
+    /// Opens a dedicated connection to the node of an object. Only the node and the caller know the protocol of the connection.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn connection(
         &self,
         remote: &ObjectAddress,
@@ -333,10 +333,10 @@ impl Objects {
         ))
     }
 
-    /// Makes the bytes of an object, sealed or not, survive power loss.
+    /// Makes an object, sealed or not, durable: its bytes survive power loss.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn sync(&self, remote: &ObjectAddress) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/sync");
         self.send_work(remote, request, Bytes::new())
@@ -344,10 +344,10 @@ impl Objects {
             .map(drop)
     }
 
-    /// Seals an object. Returns its final length.
+    /// Seals an object. Returns its final length in bytes.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn seal(&self, remote: &ObjectAddress, body: &SealBody) -> Result<u64, Error> {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
@@ -356,7 +356,7 @@ impl Objects {
         size_of(remote, response, "seal").await
     }
 
-    /// Seals many objects of one node in one request (at most `route::SEAL_ALL_MAX`). Returns the outcome of each, in order.
+    /// Seals many objects of one node in one request (at most `route::SEAL_ALL_MAX`). Returns the result for each object, in order.
     ///
     /// # Errors
     /// The node cannot be reached or refuses the whole request.
@@ -374,10 +374,10 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))
     }
 
-    /// Whether the node has an object with this hash (BLAKE3), as it was sealed. The node may have to read it first.
+    /// Whether the node has the object with this BLAKE3 hash, as it was sealed. The node may have to read the object first.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses; its object may be corrupt.
+    /// The node cannot be reached or refuses the request; its object may be corrupt.
     pub async fn confirm(&self, remote: &ObjectAddress, hash: &[u8]) -> Result<bool, Error> {
         let request = base(
             remote,
@@ -392,7 +392,7 @@ impl Objects {
     }
 
     /// Fetches the data for replicas of many small objects of one node (at most `replicas::OBJECTS_MAX`), in the format of
-    /// `tidemill_wire::replicas`: their hashes and perhaps their bytes.
+    /// `tidemill_wire::replicas`: the objects' hashes and, if requested, their bytes.
     ///
     /// # Errors
     /// The node cannot be reached or refuses the whole request.
@@ -409,7 +409,7 @@ impl Objects {
             .await
     }
 
-    /// Sends a request about many objects of one node. Returns the answer.
+    /// Sends a request about many objects of one node. Returns the body of the answer.
     async fn post_all(
         &self,
         (node, url): (NodeId, &Arc<str>),
@@ -435,10 +435,10 @@ impl Objects {
         Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
     }
 
-    /// Reads a corrupt object, as [`Self::read_all`].
+    /// Reads a corrupt object, like [`Self::read_all`].
     ///
     /// # Errors
-    /// As those of [`Self::read_all`].
+    /// The errors of [`Self::read_all`].
     pub async fn read_corrupt(
         &self,
         remote: &ObjectAddress,
@@ -450,7 +450,7 @@ impl Objects {
     /// Returns the objects in one of a node's directories. `remote` is object 0 with the right to remove it, which only the server has.
     ///
     /// # Errors
-    /// The node cannot be reached or refuses.
+    /// The node cannot be reached or refuses the request.
     pub async fn list(
         &self,
         remote: &ObjectAddress,
@@ -466,7 +466,7 @@ impl Objects {
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 
-    /// Sends a request that a node answers at once. It fails if the node is silent for a minute.
+    /// Sends a request that a node answers without delay. The request fails if the node is silent for a minute.
     pub(crate) async fn send(
         &self,
         remote: &ObjectAddress,
@@ -477,7 +477,7 @@ impl Objects {
             .await
     }
 
-    /// As [`Self::send`], for a request for which a node processes whole objects before it answers.
+    /// Sends a request like [`Self::send`], but for a request for which a node processes whole objects before it answers.
     async fn send_work(
         &self,
         remote: &ObjectAddress,
@@ -488,7 +488,7 @@ impl Objects {
             .await
     }
 
-    /// Sends a request with a time limit. All requests to nodes use it, so that each wait for a node has a limit.
+    /// Sends a request with a time limit. All requests to nodes use this function, so that each wait for a node has a limit.
     pub(crate) async fn send_within(
         &self,
         limit: Duration,
@@ -522,7 +522,7 @@ impl Objects {
     }
 }
 
-/// Returns the length in an answer that is a [`SealReply`].
+/// Returns the length in bytes from an answer that is a [`SealReply`].
 async fn size_of(
     remote: &ObjectAddress,
     response: Response<Listened>,
@@ -549,7 +549,7 @@ fn base(remote: &ObjectAddress, method: Method, suffix: &str) -> hyper::http::re
         .header(CAPABILITY_HEADER, route::hex(&remote.capability))
 }
 
-/// Returns a node's URL with the name that its certificate must have; see [`Connector`].
+/// Returns a node's URL with the name that the node's certificate must have; see [`Connector`].
 pub(crate) fn address(remote: &ObjectAddress) -> String {
     match remote.url.strip_prefix("https://") {
         Some(rest) => format!("https://{}@{rest}", tls::node(remote.node)),

@@ -1,4 +1,4 @@
-//! Versions of files whose bytes are stored already, so that no bytes are written (next: `server/src`).
+//! Versions of files whose bytes a node already stores, so that no bytes are written (next: `server/src`).
 
 use crate::Error;
 use crate::transfer::{PutOptions, Transfer, seal_body};
@@ -7,27 +7,27 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::replicas;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Place of a new version.
+/// Name and node of a new version.
 #[derive(Clone, Copy, Debug)]
 pub struct VersionPlace<'a> {
-    /// The node that stores it.
+    /// Node that stores the version.
     pub node: NodeId,
-    /// The directory, and the name in it.
+    /// Inode of the directory, and the name in the directory.
     pub at: (u64, &'a str),
-    /// The full path, for the node's notes.
+    /// Full path of the file, for the node's notes.
     pub path: &'a str,
     /// Owner, group and mode of a new file.
     pub rights: (u32, u32, u32),
-    /// The file and its version, if the new version follows it; `None` for a new file.
+    /// Inode and version of the file that the new version follows; `None` for a new file.
     pub over: Option<(u64, ObjectId)>,
 }
 
 impl Transfer {
-    /// Creates a version whose object `put` puts on the node, and returns the object. `None`: another file has the name by now, or the
-    /// file is being written.
+    /// Creates a version whose object `put` creates on the node, and returns the object. Returns `None` if another file has the name by
+    /// now, or if the file is being written.
     ///
     /// # Errors
-    /// The version cannot be created; then nothing has changed.
+    /// The version cannot be created; after an error the file is unchanged.
     pub async fn place<F>(
         &self,
         spot: &VersionPlace<'_>,

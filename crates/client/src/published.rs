@@ -1,4 +1,4 @@
-//! The server's description of a version that several mounts write: which bytes of the file are where
+//! The server's description of a version that several mounts write: the location of each byte of the file
 //! (`docs/decisions/0025-concurrent-writers.md`).
 
 use tidemill_core::id::{NodeId, ObjectId};
@@ -6,22 +6,22 @@ use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_extents};
 use tidemill_wire::convert;
 use tidemill_wire::v1;
 
-/// The published state of a version.
+/// Published state of a version that several mounts write.
 #[derive(Debug, Default)]
 pub struct Visible {
-    /// The version; 0: the server may not know yet that others may write, too.
+    /// Object id of the version; 0 if the server may not know yet that other mounts may write the version, too.
     pub version: u64,
-    /// Its bytes.
+    /// Extents of the version's bytes.
     pub extents: Extents,
-    /// The number of the last publication.
+    /// Number of the last publication.
     pub last: u64,
-    /// Time of the last change, in nanoseconds since the epoch.
+    /// Time of the last change, in nanoseconds since the Unix epoch.
     pub mtime: i64,
-    /// Whether no more publications follow.
+    /// Whether no more publications of the version follow.
     pub sealed: bool,
 }
 
-/// Error of an invalid answer.
+/// Error for an invalid answer of the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these bytes are not extents of a file")]
 pub struct InvalidAnswer;

@@ -10,14 +10,14 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Layout, Part};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Time that a node may take for a fold: its turn, and the time limit of one request there.
+/// Maximum time of a node for a fold: its wait for a free core, and the time limit of one request.
 const FOLDED_MAX: Duration = Duration::from_secs(75);
 
-/// Number of requests to a busy node, and the pause between them.
+/// Maximum number of requests to a busy node.
 const BUSY_MAX: u32 = 60;
 const BUSY_WAIT: Duration = Duration::from_secs(1);
 
-/// One version of a file, whatever happens to its name.
+/// Reader of one version of a file, even if the file is renamed or replaced.
 #[derive(Clone, Debug)]
 pub struct RangedFile<'a> {
     transfer: &'a Transfer,
@@ -36,7 +36,7 @@ impl Transfer {
     /// Opens a file for random access.
     ///
     /// # Errors
-    /// It does not exist, is not a file, or may not be read.
+    /// The path does not exist, is not a file, or may not be read.
     pub async fn ranged(&self, path: impl AsRef<[u8]>) -> Result<RangedFile<'_>, Error> {
         let ino = self.sealed_attributes(path).await?.ino;
         let mut open = v1::Open {
@@ -106,7 +106,7 @@ impl<'a> RangedFile<'a> {
         self.open.version
     }
 
-    /// Returns the node that a part is read from.
+    /// Returns the node from which a part is read.
     #[must_use]
     pub fn node(&self, part: usize) -> Option<NodeId> {
         match &self.source {
@@ -115,7 +115,7 @@ impl<'a> RangedFile<'a> {
         }
     }
 
-    /// Reads a range of bytes, which must all exist; from another replica if the first node cannot return them.
+    /// Reads a range of bytes, which must all exist. Reads from another replica if the first node cannot return the bytes.
     ///
     /// # Errors
     /// No replica can be read.
@@ -135,11 +135,11 @@ impl<'a> RangedFile<'a> {
         }
     }
 
-    /// Makes a node that stores a part fold the chunks in it, for a user; another node with a replica if the first one fails. The error
-    /// includes the last node.
+    /// Makes a node that stores a part fold the chunks in the part, for a user. If the node fails, another node with a replica does so. The
+    /// error includes the last node.
     ///
     /// # Errors
-    /// No node can do it.
+    /// No node with a replica can fold the chunks.
     pub async fn fold(
         &mut self,
         part: usize,

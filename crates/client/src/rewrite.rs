@@ -1,5 +1,5 @@
-//! Rewrites an existing file over other nodes. Its readers do not notice: until the new version is sealed they read the version before,
-//! and the bytes are the same. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
+//! Rewrites an existing file on other nodes. Readers of the file do not notice: until the new version is sealed they read the previous
+//! version, and both have the same bytes. The module sends requests to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::objects::ObjectAddress;
 use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body};
@@ -12,13 +12,13 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 /// Number of bytes that are read and written at once.
 const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
 
-/// The version that is read.
+/// The version that is read during a rewrite.
 struct RewriteSource {
     open: v1::Open,
     opened: v1::Opened,
 }
 
-/// The version that is written: its inode and object, and its place.
+/// The version that is written during a rewrite: its inode and object, and its location.
 struct RewriteTarget {
     ino: u64,
     object: u64,
@@ -31,11 +31,12 @@ enum WriteLocation {
 }
 
 impl Transfer {
-    /// Rewrites a file with the stripes and the tier that its directory is set to. Without a setting its stripes stay. Its
-    /// owner, mode, time and number of replicas stay. `progress` gets the size of each piece. Returns the number of bytes.
+    /// Rewrites a file with the stripes and the tier that its directory's settings name. Without a setting the file keeps its stripes. The
+    /// file's owner, mode, time and number of replicas stay. The function calls `progress` with the size of each chunk. Returns the number
+    /// of bytes.
     ///
     /// # Errors
-    /// Another client writes the file, the caller may not, or a node fails; then nothing has changed.
+    /// Another client writes the file, the caller may not rewrite it, or a node fails; after an error the file is unchanged.
     pub async fn rewrite(
         &self,
         path: impl AsRef<[u8]>,
@@ -97,7 +98,7 @@ impl Transfer {
         }
     }
 
-    /// Copies all bytes and seals them at their nodes. Returns the lengths of the parts.
+    /// Copies all bytes to the new nodes and seals them there. Returns the lengths of the parts in bytes.
     async fn write_again(
         &self,
         new: &v1::Opened,
@@ -131,7 +132,7 @@ impl Transfer {
         self.seal_again(to, attr, path).await
     }
 
-    /// Reads a range of the file completely: from another replica if a node cannot return it.
+    /// Reads a range of the file completely; reads from another replica if a node cannot return the range.
     async fn read_window(
         &self,
         from: &mut RewriteSource,
@@ -205,7 +206,7 @@ impl Transfer {
         }
     }
 
-    /// Renews the right to continue the write.
+    /// Renews the capabilities to continue the write.
     async fn renew(&self, to: &mut RewriteTarget) -> Result<(), Error> {
         let again = v1::NewVersion {
             ino: to.ino,

@@ -28,10 +28,10 @@ use tonic::transport::Channel;
 /// Interval of keep-alive requests to a silent server.
 const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Time that the server may take to answer them.
+/// Maximum time in which the server must answer a keep-alive request.
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
 
-/// A channel that sends the cluster's token, if there is one.
+/// gRPC channel that sends the cluster's token, if the client has a token.
 pub type TokenChannel = InterceptedService<Channel, TokenInterceptor>;
 
 /// Adds the cluster's token to every call.
@@ -52,7 +52,7 @@ impl Interceptor for TokenInterceptor {
     }
 }
 
-/// A server, reached by one multiplexed connection. Cheap to clone.
+/// Client of a server, over one multiplexed connection. A clone is cheap and shares the connection.
 #[derive(Clone, Debug)]
 pub struct Server {
     channel: TokenChannel,
@@ -61,12 +61,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// Connects and checks the protocol version.
+    /// Connects to a server and checks the protocol version.
     ///
-    /// `credential` is the content of the cluster's token file; it is needed over TCP only.
+    /// `credential` is the content of the cluster's token file, which only a connection over TCP needs.
     ///
     /// # Errors
-    /// No server answers there, it cannot be trusted, or it speaks another version.
+    /// No server answers at the address, the server cannot be trusted, or the server speaks another protocol version.
     pub async fn connect(
         endpoint: &Endpoint,
         credential: Option<&Credential>,
@@ -120,7 +120,7 @@ impl Server {
         self.trust.as_ref()
     }
 
-    /// Returns connections to the nodes of this cluster.
+    /// Returns the pool of connections to the nodes of this cluster.
     #[must_use]
     pub fn objects(&self) -> Objects {
         Objects::new(self.trust.as_ref())
@@ -132,7 +132,7 @@ impl Server {
         &self.endpoint
     }
 
-    /// Returns the client of the namespace.
+    /// Returns the client of the namespace service.
     #[must_use]
     pub fn names(&self) -> NamesClient<TokenChannel> {
         NamesClient::new(self.channel.clone())
@@ -140,7 +140,7 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of jobs.
+    /// Returns the client of the service for jobs.
     #[must_use]
     pub fn jobs(&self) -> JobsClient<TokenChannel> {
         JobsClient::new(self.channel.clone())
@@ -148,61 +148,61 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of lineage.
+    /// Returns the client of the lineage service.
     #[must_use]
     pub fn lineage(&self) -> LineageClient<TokenChannel> {
         LineageClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of searches.
+    /// Returns the client of the search service.
     #[must_use]
     pub fn finder(&self) -> FindClient<TokenChannel> {
         FindClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of workspaces, and of waiting for files.
+    /// Returns the client of the service for workspaces, which also waits for files.
     #[must_use]
     pub fn workspaces(&self) -> WorkspacesClient<TokenChannel> {
         WorkspacesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of stores outside of the cluster.
+    /// Returns the client of the service for remotes, which are stores outside of the cluster.
     #[must_use]
     pub fn remotes(&self) -> RemotesClient<TokenChannel> {
         RemotesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of file events.
+    /// Returns the client of the service for file events.
     #[must_use]
     pub fn events(&self) -> EventsClient<TokenChannel> {
         EventsClient::new(self.channel.clone())
     }
 
-    /// Returns the client of tokens, which identify peers on other hosts.
+    /// Returns the client of the service for tokens, which authenticate clients and daemons on other hosts.
     #[must_use]
     pub fn tokens(&self) -> TokensClient<TokenChannel> {
         TokensClient::new(self.channel.clone())
     }
 
-    /// Returns the client of health and scrubs.
+    /// Returns the client of the service for health and scrubs.
     #[must_use]
     pub fn health(&self) -> HealthClient<TokenChannel> {
         HealthClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of rules, which run when files are sealed.
+    /// Returns the client of the service for rules, which run when files are sealed.
     #[must_use]
     pub fn rules(&self) -> RulesClient<TokenChannel> {
         RulesClient::new(self.channel.clone()).max_decoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns the client of file placement.
+    /// Returns the client of the service for file placement.
     #[must_use]
     pub fn places(&self) -> PlacesClient<TokenChannel> {
         PlacesClient::new(self.channel.clone())
     }
 
-    /// Returns the client of the cluster's nodes.
+    /// Returns the client of the service for the cluster's nodes.
     #[must_use]
     pub fn cluster(&self) -> ClusterClient<TokenChannel> {
         ClusterClient::new(self.channel.clone())
@@ -210,7 +210,7 @@ impl Server {
             .max_encoding_message_size(MESSAGE_BYTES_MAX)
     }
 
-    /// Returns nodes and policies.
+    /// Returns the status of the cluster's nodes and its policies.
     ///
     /// # Errors
     /// The server cannot be reached.
@@ -221,8 +221,8 @@ impl Server {
             .map_err(|status| self.explain(status))
     }
 
-    /// Carries out namespace operations in order, in one transaction. The answer has one result for each up to and including the first that
-    /// failed.
+    /// Executes namespace operations in order, in one transaction. The answer has one result for each operation up to and including the
+    /// first failed operation.
     ///
     /// # Errors
     /// The server cannot be reached or refuses the whole request.
@@ -238,7 +238,7 @@ impl Server {
             .collect()
     }
 
-    /// Carries out one namespace operation.
+    /// Executes one namespace operation.
     ///
     /// # Errors
     /// [`Error::Name`] if the operation failed.
@@ -256,7 +256,7 @@ impl Server {
         }
     }
 
-    /// Reserves inode and object ids. Returns the first of each.
+    /// Reserves consecutive inodes and object ids. Returns the first inode and the first object id.
     ///
     /// # Errors
     /// The server cannot be reached.
@@ -271,7 +271,7 @@ impl Server {
         Ok((Inode(reply.first_inode), ObjectId(reply.first_object)))
     }
 
-    /// Returns the error of a status; for a lost connection it names the server.
+    /// Converts a gRPC status to an error; the error of a lost connection names the server.
     #[must_use]
     pub fn explain(&self, status: tonic::Status) -> Error {
         if is_lost(&status) {
@@ -328,8 +328,8 @@ async fn open(
 /// Text of the gRPC library for a stream that ended well but without an answer.
 const NO_ANSWER: &str = "Missing response message.";
 
-/// Whether a status is not the server's own answer to the request: this process made it of another error. A status that arrived over the wire
-/// has no source. A server that stops reports that it is unavailable, or ends its streams before it has answered.
+/// Whether a status is not the server's own answer to the request, but was created by this process for another error. A status that arrived
+/// over the network has no source. A server that stops reports that it is unavailable, or ends its streams before it has answered.
 fn is_lost(status: &tonic::Status) -> bool {
     use tonic::Code;
     status.source().is_some()
@@ -337,7 +337,7 @@ fn is_lost(status: &tonic::Status) -> bool {
         || (status.code() == Code::Internal && status.message() == NO_ANSWER)
 }
 
-/// Returns the error of a connection that cannot be made or broke.
+/// Returns the error for a connection that cannot be opened or broke.
 fn lost(endpoint: &Endpoint, error: &(dyn std::error::Error + 'static)) -> Error {
     if let Some(problem) = TlsProblem::of(error) {
         return Error::Untrusted {

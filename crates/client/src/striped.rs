@@ -1,4 +1,4 @@
-//! Whole files that are spread over several nodes, read and written at all of them at once (next: `node/src`).
+//! Whole files that are spread over several nodes, read and written at all of these nodes at once (next: `node/src`).
 
 use crate::objects::ObjectAddress;
 use crate::transfer::{
@@ -16,11 +16,11 @@ use tidemill_core::layout::{Layout, StripedLayout};
 use tidemill_wire::convert;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Bytes of a file that are on their way as one window.
+/// Number of bytes of a file that are transferred as one window.
 const WINDOW_BYTES: u64 = 4 * PIECE_BYTES as u64;
-/// Number of windows that are read at once: the next window arrives while one is passed on.
+/// Maximum number of windows that are read at once: the next window arrives while one window is passed on.
 const WINDOWS: usize = 2;
-/// Number of requests of one window at once.
+/// Maximum number of concurrent requests of one window.
 const REQUESTS: usize = 16;
 
 /// Returns the result of a read. If the node takes too long to begin and another node may have a replica, returns an error.
@@ -36,7 +36,7 @@ pub(crate) async fn unless_silent(
     answered.unwrap_or_else(|_| Err(silent(remote)))
 }
 
-/// Returns the read bytes if there are at least `least`: a shorter object is not the sealed one.
+/// Returns the read bytes if there are at least `least` bytes, because a shorter object is not the sealed object.
 pub(crate) fn whole(
     read: Result<Bytes, Error>,
     remote: &ObjectAddress,
@@ -55,7 +55,7 @@ pub(crate) fn whole(
     Ok(bytes)
 }
 
-/// An opened version with parts.
+/// An opened version that has parts.
 #[derive(Clone, Debug)]
 pub(crate) struct StripedVersion {
     version: ObjectId,
@@ -72,12 +72,11 @@ impl StripedVersion {
         self.remotes.get(part)
     }
 
-    /// Returns the node that a part is on.
     fn node(&self, part: usize) -> u32 {
         self.remotes[part].node.0
     }
 
-    /// Returns its stripes: whole files are written to no other layout with parts.
+    /// Returns the version's layout of stripes; an error for another layout with parts, to which whole files are never written.
     fn striped(&self) -> Result<&StripedLayout, Error> {
         match &self.layout {
             Layout::Striped(striped) => Ok(striped),
@@ -85,7 +84,7 @@ impl StripedVersion {
         }
     }
 
-    /// Reads a range of the file. If a part cannot be read the error includes its node.
+    /// Reads a range of the file. If a part cannot be read, the error includes the part's node.
     pub(crate) async fn window(
         &self,
         objects: &Objects,
@@ -104,7 +103,7 @@ impl StripedVersion {
         window(layout, range, fetch).await
     }
 
-    /// Reads a range of the file, with corrupt parts in their present state: zeros where no bytes are left.
+    /// Reads a range of the file, with corrupt parts in their current state: zeros where no bytes are left.
     async fn rest(&self, objects: &Objects, range: Range<u64>) -> Result<Bytes, Error> {
         let layout = &self.layout;
         let fetch = |part: usize, span: Range<u64>| async move {
@@ -121,7 +120,7 @@ impl StripedVersion {
         window(layout, range, fetch).await
     }
 
-    /// Writes bytes of the file, each part's in one request.
+    /// Writes bytes of the file, with one request for each part.
     pub(crate) async fn write(
         &self,
         objects: &Objects,
@@ -148,7 +147,7 @@ impl StripedVersion {
         written.try_collect().await
     }
 
-    /// Creates the missing parts of a file of `size` bytes, and seals all. Returns their lengths.
+    /// Creates the missing parts of a file of `size` bytes, and seals all parts. Returns the lengths of the parts in bytes.
     pub(crate) async fn seal(
         &self,
         objects: &Objects,
@@ -174,7 +173,7 @@ impl StripedVersion {
 }
 
 impl Transfer {
-    /// Returns the parts of an opened version; `None`: it is one object.
+    /// Returns the parts of an opened version; `None` if the version is one object.
     pub(crate) fn parts(opened: &v1::Opened) -> Result<Option<StripedVersion>, Error> {
         let Some(layout) = &opened.layout else {
             return Ok(None);
@@ -197,7 +196,7 @@ impl Transfer {
         }))
     }
 
-    /// Reads a version that is spread over several nodes, from `from` on. An error includes the node that was asked.
+    /// Reads a version that is spread over several nodes, from offset `from` on. An error includes the node that was asked.
     pub(crate) async fn read_parts(
         &self,
         parts: &StripedVersion,
@@ -235,8 +234,8 @@ impl Transfer {
         Ok(size)
     }
 
-    /// Writes the bytes of a reader to all nodes that a version was opened on, and seals it there. Returns its length and the lengths of
-    /// its parts.
+    /// Writes the bytes of a reader to all nodes that a version was opened on, and seals the version there. Returns the version's length
+    /// and the lengths of its parts, in bytes.
     pub(crate) async fn write_parts<R: Read + Send + 'static>(
         &self,
         mut parts: StripedVersion,

@@ -1,4 +1,4 @@
-//! Whole files between a local path and the cluster. Requests are sent to nodes and the server (next: `node/src`, `server/src`).
+//! Copies of whole files between a local path and the cluster, by requests to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::id_pool::IdStock;
 use crate::objects::ObjectAddress;
@@ -18,17 +18,17 @@ use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
 
-/// Bytes moved in one request: large pieces make large page-cache folios, which are read faster later.
+/// Bytes transferred in one request: large requests create large page-cache folios, which are read faster later.
 pub const PIECE_BYTES: usize = 4 << 20;
 
-/// Time that a reader waits for the seal of a file that is being written, and the interval of the checks.
+/// Time that a reader waits for the seal of a file that is being written.
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Time that a node may send no byte before another node with a replica is asked.
+/// Time without a byte from a node after which the client asks another node with a replica.
 pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
-/// Interval at which the client asks whether a version has the required replicas.
+/// Interval at which the client checks whether a version has the required replicas.
 const COPYING: Duration = Duration::from_millis(100);
 
 /// Time that the client waits for a suspended node.
@@ -37,10 +37,10 @@ const RESUME_MAX: Duration = Duration::from_secs(30);
 /// Time that the client waits for space in the burst tier.
 const SPACE_MAX: Duration = Duration::from_secs(600);
 
-/// Interval at which a writing client reports to the server: the server abandons a version after three times as long without a report.
+/// Interval at which a writing client reports to the server. The server abandons a version after three times as long without a report.
 const STILL_WRITING: Duration = Duration::from_secs(20);
 
-/// A task that is aborted when this is dropped.
+/// Task that is aborted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct AbortOnDrop(tokio::task::JoinHandle<()>);
 
@@ -53,15 +53,15 @@ impl Drop for AbortOnDrop {
 /// Options of a put.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PutOptions {
-    /// The node that stores the file; by default the choice of its directory or its inode.
+    /// Node that stores the file; by default the node that the directory's settings or the inode select.
     pub node: Option<NodeId>,
-    /// Number of replicas of the file; by default the choice of its directory or of the cluster.
+    /// Number of replicas of the file; by default the number that the directory's settings or the cluster select.
     pub replicas: Option<replicas::WantedReplicas>,
-    /// Stripes of the file; by default the choice of its directory.
+    /// Stripes of the file; by default the stripes that the directory's settings select.
     pub stripes: Option<Stripes>,
 }
 
-/// Puts and gets whole files as one user.
+/// Client that puts and gets whole files as one user.
 #[derive(Debug)]
 pub struct Transfer {
     server: Server,
@@ -71,7 +71,7 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Creates the client without any request.
+    /// Creates the client without sending any request.
     #[must_use]
     pub fn new(server: Server, credentials: v1::Credentials) -> Self {
         Self {
@@ -82,11 +82,11 @@ impl Transfer {
         }
     }
 
-    /// Copies a local file to `path` of the cluster; its seal replaces an existing file. `progress` gets the size of each piece. Returns the
-    /// number of bytes.
+    /// Copies a local file to `path` of the cluster; the seal of the copy replaces an existing file. The function calls `progress` with the
+    /// size of each transferred chunk. Returns the number of bytes.
     ///
     /// # Errors
-    /// The file cannot be read, the path cannot be written or a node fails; then nothing has changed.
+    /// The file cannot be read, the path cannot be written or a node fails; after an error the cluster is unchanged.
     pub async fn put(
         &self,
         local: &Path,
@@ -105,11 +105,11 @@ impl Transfer {
         put.await.map(|(size, _)| size)
     }
 
-    /// As [`Self::put`], for the bytes of a reader until its end, and a file of this mode: an error of the reader abandons the version.
-    /// Returns the number of bytes, and the object of the version.
+    /// Copies the bytes of a reader until its end, like [`Self::put`], to a file with the permission bits `mode`. An error of the reader
+    /// abandons the version. Returns the number of bytes, and the object of the version.
     ///
     /// # Errors
-    /// As those of [`Self::put`].
+    /// The errors of [`Self::put`].
     pub async fn put_from<R: Read + Send + 'static>(
         &self,
         file: R,
@@ -136,11 +136,11 @@ impl Transfer {
         self.end((ino, object), wanted, written).await
     }
 
-    /// Creates a version of a file in the backend of the named node, without fetching it. Returns its length in bytes, and the
-    /// object of the version.
+    /// Creates a version of a file that is in the backend of the named node, without fetching the file. Returns the file's length in bytes,
+    /// and the object of the version.
     ///
     /// # Errors
-    /// As those of [`Self::put`].
+    /// The errors of [`Self::put`].
     pub async fn make_stub(
         &self,
         node: NodeId,
@@ -165,7 +165,7 @@ impl Transfer {
         self.end((attr.ino, opened.object), wanted, made).await
     }
 
-    /// Seals a version that was written, or abandons it.
+    /// Seals a completely written version, or abandons an incomplete version.
     pub(crate) async fn end(
         &self,
         (ino, object): (u64, u64),
@@ -199,12 +199,12 @@ impl Transfer {
         done
     }
 
-    /// Abandons a version. An error is ignored: the first error is the one to return, and the server abandons a forgotten version later.
+    /// Abandons a version and ignores errors: the caller has an earlier error to return, and the server abandons a forgotten version later.
     pub(crate) async fn abandon(&self, ino: u64, object: u64) {
         let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
-    /// Writes the bytes of a reader to the node that a version was opened on, and seals it there. Returns its length.
+    /// Writes the bytes of a reader to the node that a version was opened on, and seals the version there. Returns its length in bytes.
     async fn write_whole<R: Read + Send + 'static>(
         &self,
         mut remote: ObjectAddress,
@@ -270,12 +270,12 @@ impl Transfer {
         Ok(())
     }
 
-    /// Carries out one namespace operation.
+    /// Executes one namespace operation.
     pub(crate) async fn one(&self, op: Op) -> Result<Answer, Error> {
         self.server.one(&self.credentials, op).await
     }
 
-    /// Renews the right to continue a version that is being written.
+    /// Renews the capability to continue a version that is being written.
     async fn renew_remote(&self, remote: &ObjectAddress, ino: u64) -> Result<ObjectAddress, Error> {
         let again = v1::NewVersion {
             ino,
@@ -289,7 +289,7 @@ impl Transfer {
         }
     }
 
-    /// Regularly reports to the server that a version is still being written, until the result is dropped.
+    /// Starts a task that regularly reports to the server that a version is still being written, until the returned value is dropped.
     pub(crate) fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
         let (server, credentials) = (self.server.clone(), self.credentials.clone());
         AbortOnDrop(tokio::spawn(async move {
@@ -328,10 +328,10 @@ impl Transfer {
         .await
     }
 
-    /// As [`Self::get`], for a file whose replicas are all corrupt: its bytes as far as they can be read.
+    /// Copies, like [`Self::get`], a file whose replicas are all corrupt: the bytes of the file as far as they can be read.
     ///
     /// # Errors
-    /// As those of [`Self::get`].
+    /// The errors of [`Self::get`].
     pub async fn get_corrupt(
         &self,
         path: impl AsRef<[u8]>,
@@ -368,10 +368,10 @@ impl Transfer {
         }
     }
 
-    /// Reads a file of the cluster piece by piece. Returns the number of bytes.
+    /// Reads a file of the cluster and passes its bytes to `piece` in chunks. Returns the number of bytes.
     ///
     /// # Errors
-    /// The file cannot be read, or the error of `piece`.
+    /// The file cannot be read, or `piece` returns an error.
     pub async fn read(
         &self,
         path: impl AsRef<[u8]>,
@@ -423,8 +423,8 @@ impl Transfer {
         }
     }
 
-    /// Reads an opened version from `from` on. Nodes in `avoid` have no time limit; others are left as soon as they are too slow. An
-    /// error includes the node that was asked.
+    /// Reads an opened version from offset `from` on. Nodes in `avoid` have no time limit; the function abandons other nodes as soon as
+    /// they are too slow. An error includes the node that was asked.
     async fn read_opened(
         &self,
         opened: &v1::Opened,
@@ -452,7 +452,7 @@ impl Transfer {
         read.map_err(at)
     }
 
-    /// Reads an object from the middle on, as long as bytes arrive.
+    /// Reads an object from an offset on, as long as bytes arrive in time.
     async fn read_unless_silent(
         &self,
         remote: &ObjectAddress,
@@ -486,8 +486,8 @@ impl Transfer {
         self.server.one(&self.credentials, op).await
     }
 
-    /// Returns the attributes of a path, once a version that was just closed has been sealed: a mount seals shortly after `close`. For a
-    /// file that is still being written, the call waits [`SEAL_PATIENCE`].
+    /// Returns the attributes of a path. If a mount has just closed the file, waits for the seal of the closed version, which follows
+    /// shortly after `close`. For a file that is still being written, waits for [`SEAL_PATIENCE`].
     pub(crate) async fn sealed_attributes(
         &self,
         path: impl AsRef<[u8]>,
@@ -522,8 +522,8 @@ impl Transfer {
         }
     }
 
-    /// Whether an unreachable node has resumed, or has a new address, so that the read can be repeated. Waits for a suspended node;
-    /// `until` is the end of that wait, once it has begun.
+    /// Whether an unreachable node has resumed, or has a new address, so that the caller can repeat the read. Waits for a suspended node;
+    /// `until` is the end of the wait, after it has begun.
     async fn resumes(
         &self,
         node: u32,
@@ -559,7 +559,7 @@ impl Transfer {
         }
     }
 
-    /// Repeats the placement of a file until the suspended node has resumed, or until a full burst tier has space again.
+    /// Repeats the placement of a file until a suspended node has resumed, or until a full burst tier has space again.
     async fn placed(&self, op: impl Fn() -> Op) -> Result<Answer, Error> {
         let begun = Instant::now();
         let patience = |error: &Error| match error {
@@ -623,7 +623,7 @@ impl Transfer {
     }
 }
 
-/// Returns an object on a node; an error if the node has no address, which means that it is down.
+/// Returns the address of an object on a node; an error if the node has no address because it is offline.
 pub(crate) fn remote_at(
     (node, url): (NodeId, &str),
     object: ObjectId,
@@ -640,7 +640,7 @@ pub(crate) fn remote_at(
     })
 }
 
-/// Returns the address of a node that a version was opened on; empty if the node is not up.
+/// Returns the URL of a node that a version was opened on; empty if the node is offline.
 fn url_of(opened: &v1::Opened, node: u32) -> &str {
     let Some(layout) = &opened.layout else {
         return &opened.url;
@@ -650,7 +650,7 @@ fn url_of(opened: &v1::Opened, node: u32) -> &str {
     found.map_or("", |(_, url)| url)
 }
 
-/// Returns the error of a node that does not answer.
+/// Returns the error for a node that does not answer.
 pub(crate) fn silent(remote: &ObjectAddress) -> Error {
     Error::Node {
         url: remote.url.to_string(),
@@ -658,7 +658,7 @@ pub(crate) fn silent(remote: &ObjectAddress) -> Error {
     }
 }
 
-/// Whether a node refuses a right, or does not accept it any more.
+/// Whether a request failed because the node refuses its capability or no longer accepts the capability.
 pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
     done.as_ref().is_err_and(is_no_right)
 }
@@ -667,7 +667,7 @@ pub(crate) fn is_no_right(error: &Error) -> bool {
     matches!(error, Error::NodeRefused { status: 403, .. })
 }
 
-/// As [`fill`], on another thread: the reader may block for as long as it likes while other tasks continue.
+/// Fills a buffer like [`fill`], on another thread: the reader may block for as long as it likes while other tasks continue.
 pub(crate) async fn filled<R: Read + Send + 'static>(
     mut file: R,
     mut buffer: Vec<u8>,
@@ -690,7 +690,7 @@ fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
     Ok(filled)
 }
 
-/// Returns the node's notes about a written file.
+/// Returns the body of the request that seals a written file.
 pub(crate) fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
     SealBody {
         inode: attr.ino,

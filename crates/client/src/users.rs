@@ -1,7 +1,7 @@
-//! Users and groups of this host: looked up in the system's name service (NSS), which may use files, LDAP or other sources. Unknown users
-//! are named by their number.
+//! Users and groups of this host, looked up in the operating system's name service (NSS), which may use files, LDAP or other sources.
+//! Unknown users are named by their number.
 //!
-//! A look-up may take as long as the network that the name service uses.
+//! A look-up may take as long as a request to the network service that the name service uses.
 
 use nix::unistd::{Gid, Uid, User, getgrouplist};
 use std::ffi::CString;
@@ -10,7 +10,7 @@ fn known(uid: u32) -> Option<User> {
     User::from_uid(Uid::from_raw(uid)).ok().flatten()
 }
 
-/// Returns the uid of a user's name or number.
+/// Returns the user id for a user's name or number.
 #[must_use]
 pub fn uid(user: &str) -> Option<u32> {
     let known = User::from_name(user).ok().flatten();
@@ -19,19 +19,19 @@ pub fn uid(user: &str) -> Option<u32> {
         .or_else(|| user.parse().ok())
 }
 
-/// Returns the name of a user, or the number.
+/// Returns the name of a user; the number as text if the user is unknown.
 #[must_use]
 pub fn name(uid: u32) -> String {
     known(uid).map_or_else(|| uid.to_string(), |user| user.name)
 }
 
-/// Returns the user's own group; the group of the same number if the user is unknown.
+/// Returns the user's primary group; the group with the same number if the user is unknown.
 #[must_use]
 pub fn gid(uid: u32) -> u32 {
     known(uid).map_or(uid, |user| user.gid.as_raw())
 }
 
-/// Returns the groups of a user, including the user's own group; none for an unknown user.
+/// Returns the groups of a user, including the primary group; an empty list for an unknown user.
 #[must_use]
 pub fn groups(uid: u32) -> Vec<u32> {
     let listed = known(uid).and_then(|user| {
@@ -58,7 +58,7 @@ mod tests {
         assert_eq!(groups(4_000_000_001), [0; 0]);
     }
 
-    /// `id` asks the name service as well.
+    /// The program `id` asks the name service as well.
     #[test]
     fn groups_match_name_service() {
         for user in ["root", "nobody"] {

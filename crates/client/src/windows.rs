@@ -1,4 +1,4 @@
-//! Assembles bytes of a file from those of its parts, one window at a time.
+//! Assembles bytes of a file from the bytes of its parts, one window at a time.
 
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -6,11 +6,11 @@ use std::future::Future;
 use std::ops::Range;
 use tidemill_core::layout::Layout;
 
-/// Number of requests of one window at once.
+/// Maximum number of concurrent requests of one window.
 const REQUESTS: usize = 16;
 
-/// Returns the bytes of `range`, which is within the file. `fetch` is called for bytes of parts, concurrently, and may return fewer.
-/// Missing bytes at the end, and ranges that were never written, are zeros.
+/// Returns the bytes of `range`, which is within the file. The function calls `fetch` concurrently for bytes of parts; `fetch` may return
+/// fewer bytes. Missing bytes at the end, and ranges that were never written, are zeros.
 ///
 /// # Errors
 /// The first error of `fetch`.
@@ -64,7 +64,7 @@ mod tests {
         Part::on(ObjectId(object), size, NodeId(0))
     }
 
-    /// Byte that a node has in a part: each byte shows its place. The part ends at its size.
+    /// Returns the test byte at an offset of a part: each byte shows its location, and bytes after the part's end are missing.
     fn byte(part: usize, offset: u64) -> u8 {
         u8::try_from((part as u64 * 101 + offset * 7) % 251).unwrap()
     }
@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn windows_read_bytes_of_any_layout() {
+    async fn window_returns_bytes_for_any_layout() {
         let mut extents = Extents::with_parts(vec![part(1, 60), part(2, 30)]);
         for (offset, length, part, within) in [(10, 40, 0, 0), (90, 20, 0, 40), (30, 30, 1, 0)] {
             let at = PartPosition {

@@ -1,4 +1,4 @@
-//! Lost connections: all failures that the server's own handler did not report.
+//! Tests of lost connections: all failures that the server's own handler did not report.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use bytes::Bytes;
@@ -11,24 +11,24 @@ use tidemill_client::{Endpoint, Error, Server};
 use tidemill_wire::{PROTOCOL_VERSION, v1};
 use tokio::net::{UnixListener, UnixStream};
 
-/// Behaviour of a server in the call after its first answer.
+/// Behaviour of a server in the second call on a connection.
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    /// Its process is killed before it sends a byte.
+    /// The server's process is killed before it sends a byte.
     Dies,
-    /// It is killed after it has sent headers.
+    /// The server's process is killed after it has sent headers.
     DiesAfterHeaders,
-    /// It is killed in the middle of the answer.
+    /// The server's process is killed in the middle of the answer.
     DiesInAnswer,
-    /// It is killed after the answer, before it sends the success trailers.
+    /// The server's process is killed after the answer, before it sends the success trailers.
     DiesBeforeTrailers,
-    /// It resets the stream.
+    /// The server resets the stream.
     Resets(Reason),
-    /// It closes the connection in an orderly way before the call has begun.
+    /// The server closes the connection in an orderly way before the call has begun.
     GoesAway,
-    /// It ends the stream without an answer.
+    /// The server ends the stream without an answer.
     SaysNothing,
-    /// It refuses the call itself.
+    /// The server refuses the call itself.
     Refuses(tonic::Code),
 }
 
@@ -59,7 +59,7 @@ fn answer(mut respond: SendResponse<Bytes>) {
     body.send_trailers(well()).unwrap();
 }
 
-/// Returns whether the connection is kept.
+/// Misbehaves in a call as `does` says. Returns whether the connection is kept.
 fn misbehave(mut respond: SendResponse<Bytes>, does: Does) -> bool {
     match does {
         Does::Dies | Does::GoesAway => return false,
@@ -95,7 +95,7 @@ fn misbehave(mut respond: SendResponse<Bytes>, does: Does) -> bool {
     true
 }
 
-/// Serves one connection: the first call is answered, the second is not.
+/// Serves one connection: answers the first call and misbehaves in the second call.
 async fn serve(stream: UnixStream, does: Does) {
     let mut connection = h2::server::handshake(stream).await.unwrap();
     let (_, first) = connection.accept().await.unwrap().unwrap();
@@ -134,7 +134,7 @@ async fn outcome(does: Does) -> Error {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn answer_cut_by_server_is_a_lost_connection() {
+async fn answer_cut_by_killed_server_is_lost_connection_error() {
     let lost = [
         Does::Dies,
         Does::DiesAfterHeaders,
@@ -157,7 +157,7 @@ async fn answer_cut_by_server_is_a_lost_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn refusal_by_server_is_not_a_lost_connection() {
+async fn refusal_by_server_is_not_lost_connection_error() {
     use tonic::Code;
     let own = [
         Code::Unknown,
@@ -174,7 +174,7 @@ async fn refusal_by_server_is_not_a_lost_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_server_is_a_lost_connection() {
+async fn missing_server_is_lost_connection_error() {
     let dir = tempfile::tempdir().unwrap();
     let nobody = Endpoint::Unix(dir.path().join("server.sock"));
     assert!(Server::connect(&nobody, None).await.unwrap_err().is_lost());

@@ -1,5 +1,4 @@
-//! Reads bytes of inputs that are not in the kernel's own files: the kernel sends a request to its node through one pipe, and receives
-//! the answer through another.
+//! Reads of input bytes that are not in the kernel's own files, by requests to the kernel's node through a pipe.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Error, ErrorKind, Read, Result, Write};
@@ -14,13 +13,14 @@ const REQUEST_BYTES_MAX: usize = 4096;
 /// Maximum size of the first line of an answer, in bytes.
 const HEAD_BYTES_MAX: usize = 64 << 10;
 
-/// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, whichever part of it the kernel has as a
-/// file: from this node or, through it, from another one. Returns the number of bytes; it is smaller than requested only at the end of
-/// the file and for more than [`READ_BYTES_MAX`]. Programs may use this function, too; modules can't.
+/// Reads bytes of an input, by its name in the job script, from `offset` of the whole file on, even if the kernel has only a part of the
+/// input as a file. The bytes come from this node or, through this node, from another node. Returns the number of bytes; it is smaller than
+/// requested only at the end of the file and for more than [`READ_BYTES_MAX`]. Programs may use this function, too; WebAssembly modules
+/// can't.
 ///
 /// # Errors
-/// [`Unsupported`](ErrorKind::Unsupported) if the task does not say `access = "full"`, [`NotFound`](ErrorKind::NotFound) if the name is no
-/// input; any other error if the bytes cannot be read now.
+/// [`Unsupported`](ErrorKind::Unsupported) if the task does not set `access = "full"`, [`NotFound`](ErrorKind::NotFound) if no input has
+/// the name; any other error if the bytes cannot be read now.
 pub fn read(input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
     let pipes = std::env::var("TIDEMILL_READ");
     let pipes = pipes.map_err(|_| {
@@ -30,7 +30,7 @@ pub fn read(input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
     ask(&pipes, input, offset, into)
 }
 
-/// Threads take turns: an answer belongs to the last request.
+/// Lock that makes threads take turns, because an answer belongs to the last request.
 static TURN: Mutex<()> = Mutex::new(());
 
 fn ask(pipes: &str, input: &str, offset: u64, into: &mut [u8]) -> Result<usize> {
@@ -79,7 +79,7 @@ mod tests {
     use std::io::{BufRead, BufReader};
     use std::process::Command;
 
-    /// Sends a request to a peer at the other ends of the pipes, which answers with `answer`.
+    /// Sends a request to a test peer at the other ends of the pipes, which answers with `answer`. Returns the result and the request.
     fn asked(name: &str, answer: &'static [u8], into: &mut [u8]) -> (Result<usize>, String) {
         let directory =
             std::env::temp_dir().join(format!("tidemill-{}-{name}", std::process::id()));
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn whole_read_returns_bytes_or_error_of_answer() {
+    fn full_access_read_returns_bytes_or_error_of_answer() {
         let mut into = [0; 5];
         let (read, line) = asked("good", b"3\nxyz", &mut into);
         assert_eq!((read.unwrap(), line.as_str()), (3, "7 5 a b\n"));

@@ -1,13 +1,13 @@
-//! Kernels of users in Rust.
+//! Interface for users' kernels in Rust.
 //!
 //! One trait and one macro make a kernel that exports the interface of `tidemill_kernel.h`: as a shared object
 //! (`crate-type = ["cdylib"]`) and, built for `wasm32-unknown-unknown`, as a WebAssembly module. This crate has no
-//! dependencies and does nothing but translate.
+//! dependencies; it only converts between Rust and the C interface.
 //!
 //! ```
 //! use tidemill_kernel_api::{Fold, Result, Task, fold};
 //!
-//! /// Counts the bytes that are the argument's first.
+//! /// Counts the bytes that equal the first byte of the argument.
 //! struct Count {
 //!     wanted: u8,
 //!     found: u64,
@@ -47,66 +47,66 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::ptr;
 
-/// Error of a kernel; shown to the user who runs the job.
+/// Error of a kernel; the user who runs the job sees its message.
 pub type Error = Box<dyn std::error::Error>;
 
-/// Result of a kernel's functions.
+/// Result of a function of a kernel.
 pub type Result<T = ()> = std::result::Result<T, Error>;
 
-/// Kernel that processes its input in pieces. The result must not depend on how the input was cut, on the order in which the pieces
-/// arrive, or on the order in which states are merged.
+/// Kernel that processes its input in pieces. The kernel's result must not depend on how the input was cut, on the order in which the
+/// pieces arrive, or on the order in which states are merged.
 pub trait Fold: Sized {
     /// Returns an empty state for the task's arguments.
     ///
     /// # Errors
-    /// If the arguments are wrong.
+    /// The arguments are wrong.
     fn init(task: &Task<'_>) -> Result<Self>;
 
-    /// Processes a piece, which begins at `offset` of input number `input`. Pieces begin at multiples of 4096 bytes, and the length of
+    /// Processes a piece of input number `input` that begins at byte `offset`. Pieces begin at multiples of 4096 bytes, and the length of
     /// all but the last piece of an input is a multiple of 4096 bytes.
     ///
     /// # Errors
-    /// If the kernel cannot process it.
+    /// The kernel cannot process the piece.
     fn update(&mut self, input: usize, offset: u64, piece: &[u8]) -> Result;
 
     /// Returns the state as bytes that have the same meaning on every machine.
     fn state(&self) -> Vec<u8>;
 
-    /// Merges the result of [`Fold::state`] for other pieces, which may come from another machine.
+    /// Merges a state that [`Fold::state`] returned for other pieces, perhaps on another machine.
     ///
     /// # Errors
-    /// If the bytes are no such state.
+    /// The bytes are not a state of this kernel.
     fn merge(&mut self, state: &[u8]) -> Result;
 
-    /// Writes the result.
+    /// Writes the result of the kernel to the task's outputs.
     ///
     /// # Errors
-    /// If there is no result, or if it cannot be written.
+    /// There is no result, or the result cannot be written.
     fn finish(self, task: &Task<'_>) -> Result;
 }
 
-/// Task of a kernel.
+/// Task that runs a kernel.
 #[derive(Clone, Copy)]
 pub struct Task<'a> {
     raw: &'a raw::AbiTask,
-    /// The task's functions may be called from the thread of the kernel only.
+    /// Marker that keeps the task on the thread of the kernel, which alone may call the task's functions.
     here: PhantomData<*const ()>,
 }
 
-/// Input: a whole file.
+/// Input of a task: a whole file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Input<'a> {
-    /// Name in the job script.
+    /// Name of the input in the job script.
     pub name: &'a str,
-    /// Contents.
+    /// Contents of the file.
     pub data: &'a [u8],
 }
 
 impl<'a> Task<'a> {
-    /// Makes a task from the program's data.
+    /// Creates a task from the data of the program that runs the kernel.
     ///
     /// # Safety
-    /// `raw` must point to a task as `tidemill_kernel.h` says, valid for `'a`.
+    /// `raw` must point to a task as `tidemill_kernel.h` describes, valid for `'a`.
     #[must_use]
     pub unsafe fn new(raw: *const raw::AbiTask) -> Self {
         Self {
@@ -116,19 +116,19 @@ impl<'a> Task<'a> {
         }
     }
 
-    /// Returns the kernel's own path.
+    /// Returns the path of the kernel file.
     #[must_use]
     pub fn kernel(&self) -> &'a str {
         self.word(0).unwrap_or_default()
     }
 
-    /// Returns an argument, counted from 0; `None` after the last.
+    /// Returns the argument number `index`, counted from 0; `None` after the last argument.
     #[must_use]
     pub fn arg(&self, index: usize) -> Option<&'a str> {
         self.word(index + 1)
     }
 
-    /// Returns all arguments.
+    /// Returns all arguments of the task.
     pub fn args(&self) -> impl Iterator<Item = &'a str> {
         let task = *self;
         (0..).map_while(move |index| task.arg(index))
@@ -141,7 +141,7 @@ impl<'a> Task<'a> {
         Some(word.to_str().unwrap_or_default())
     }
 
-    /// Returns the inputs; a fold gets pieces instead.
+    /// Returns the inputs of the task. The list is empty for a fold, which gets pieces of the inputs instead.
     pub fn inputs(&self) -> impl ExactSizeIterator<Item = Input<'a>> {
         let raw = self.raw;
         (0..raw.input_count).map(move |index| {
@@ -158,7 +158,7 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// Returns the names of the outputs in the job script. If there are none, output 0 is standard output.
+    /// Returns the names of the outputs in the job script. If the list is empty, output 0 is standard output.
     pub fn outputs(&self) -> impl ExactSizeIterator<Item = &'a str> {
         let raw = self.raw;
         (0..raw.output_count).map(move |index| {
@@ -168,10 +168,10 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// Appends to an output.
+    /// Appends bytes to output number `output`.
     ///
     /// # Errors
-    /// If there is no such output, or if it cannot be written.
+    /// There is no output with this number, or the output cannot be written.
     pub fn write(&self, output: usize, bytes: &[u8]) -> Result {
         match raw::write(self.raw, output, bytes) {
             0 => Ok(()),
@@ -188,7 +188,7 @@ impl<'a> Task<'a> {
         raw::show(self.raw, message);
     }
 
-    /// Returns the exit code of a result, and shows its error.
+    /// Converts a result to an exit code, and shows the message of its error to the user.
     fn code(&self, result: Result) -> i32 {
         match result {
             Ok(()) => 0,
@@ -275,7 +275,7 @@ macro_rules! start {
     };
 }
 
-/// Exports of all kernels, in addition to their functions.
+/// Exports the version function that all kernels have, in addition to their own functions.
 #[doc(hidden)]
 #[macro_export]
 macro_rules! version {
@@ -292,7 +292,7 @@ macro_rules! version {
     };
 }
 
-/// Fold in progress: its state, and the task that shows its messages.
+/// Fold in progress: its state, and the task that shows messages to the user.
 #[derive(Debug)]
 struct Folding<F> {
     fold: F,
@@ -300,17 +300,17 @@ struct Folding<F> {
 }
 
 impl<F: Fold> Folding<F> {
-    /// Transfers the fold to the program as a pointer.
+    /// Passes ownership of the fold to the program, as a pointer.
     fn into_raw(self) -> *mut std::ffi::c_void {
         Box::into_raw(Box::new(self)).cast()
     }
 
-    /// Shows the error of a call that has no task of its own.
+    /// Converts a result to an exit code, for a call that has no task of its own to show the error.
     fn code(&self, result: Result) -> i32 {
         // SAFETY: the task of init is valid until finish, since it is the same in one process.
         unsafe { Task::new(self.task) }.code(result)
     }
 }
 
-/// No state.
+/// Null pointer that stands for a missing state.
 const NOTHING: *mut std::ffi::c_void = ptr::null_mut();

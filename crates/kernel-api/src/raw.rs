@@ -1,58 +1,58 @@
-//! Rust types of `tidemill_kernel.h`, field by field, and the functions that the macros call. Kernels use the types of the crate's root
-//! instead.
+//! Rust types of `tidemill_kernel.h`, field by field, and the functions that the crate's macros call. Kernels use the types of the crate's
+//! root instead.
 
 use std::ffi::{CString, c_char, c_int, c_void};
 
 use crate::{Fold, Folding, NOTHING, Result, Task as Safe};
 
-/// Version of the interface.
+/// Version of the kernel interface.
 pub const ABI_VERSION: u32 = 1;
 
-/// `struct tidemill_input`.
+/// Input of a task: `struct tidemill_input` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct AbiInput {
-    /// Name, a string.
+    /// Name of the input, a C string.
     pub name: *const c_char,
-    /// First byte.
+    /// Pointer to the first byte of the input.
     pub data: *const c_void,
-    /// Size in bytes.
+    /// Size of the input in bytes.
     pub size: u64,
 }
 
-/// `struct tidemill_output`.
+/// Output of a task: `struct tidemill_output` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct AbiOutput {
-    /// Name, a string.
+    /// Name of the output, a C string.
     pub name: *const c_char,
-    /// Open file.
+    /// Descriptor of the output's open file.
     pub fd: c_int,
 }
 
-/// `struct tidemill_task`.
+/// Task of a kernel: `struct tidemill_task` of the header.
 #[repr(C)]
 #[derive(Debug)]
 pub struct AbiTask {
-    /// Version of the program.
+    /// Version of the interface in the program that runs the kernel.
     pub abi_version: u32,
-    /// Size of this structure in the program, in bytes.
+    /// Size of this structure in the program that runs the kernel, in bytes.
     pub struct_size: u32,
     /// Number of arguments, including the kernel's path.
     pub argc: c_int,
-    /// Arguments, which are strings.
+    /// Pointer to the arguments, which are C strings.
     pub argv: *const *const c_char,
     /// Number of inputs.
     pub input_count: usize,
-    /// Inputs.
+    /// Pointer to the inputs.
     pub inputs: *const AbiInput,
     /// Number of outputs.
     pub output_count: usize,
-    /// Outputs.
+    /// Pointer to the outputs.
     pub outputs: *const AbiOutput,
-    /// Function that appends to an output; null in modules.
+    /// Function that appends bytes to an output; null in WebAssembly modules.
     pub write: Option<unsafe extern "C" fn(*const AbiTask, usize, *const c_void, usize) -> c_int>,
-    /// Function that shows a message; null in modules.
+    /// Function that shows a message to the user; null in WebAssembly modules.
     pub error: Option<unsafe extern "C" fn(*const AbiTask, *const c_char)>,
 }
 
@@ -65,7 +65,7 @@ unsafe extern "C" {
     fn import_error(message: *const u8, size: usize);
 }
 
-/// Appends to an output; returns an errno value.
+/// Appends bytes to an output; returns an errno value, or 0.
 pub(crate) fn write(task: &AbiTask, output: usize, bytes: &[u8]) -> i32 {
     #[cfg(target_family = "wasm")]
     {
@@ -81,7 +81,7 @@ pub(crate) fn write(task: &AbiTask, output: usize, bytes: &[u8]) -> i32 {
     }
 }
 
-/// Shows a message.
+/// Shows a message to the user who runs the job.
 pub(crate) fn show(task: &AbiTask, message: &str) {
     #[cfg(target_family = "wasm")]
     {
@@ -99,7 +99,7 @@ pub(crate) fn show(task: &AbiTask, message: &str) {
     }
 }
 
-/// Allocates memory for data from the program. The program owns it from then on.
+/// Allocates memory for data from the program that runs the kernel. The program owns the memory afterwards.
 #[must_use]
 pub fn alloc(size: usize) -> *mut u8 {
     let layout = std::alloc::Layout::from_size_align(size.max(1), 16);
@@ -109,17 +109,17 @@ pub fn alloc(size: usize) -> *mut u8 {
     })
 }
 
-/// `start_kernel`.
+/// Implements `start_kernel` of the header.
 ///
 /// # Safety
-/// As the header says; the same applies to all functions below.
+/// The conditions of the header; all functions below have the same conditions.
 pub unsafe fn start(task: *const AbiTask, function: fn(&Safe<'_>) -> Result) -> i32 {
     // SAFETY: the caller guarantees this.
     let task = unsafe { Safe::new(task) };
     task.code(function(&task))
 }
 
-/// `tidemill_fold_init`.
+/// Implements `tidemill_fold_init` of the header.
 ///
 /// # Safety
 /// See [`start`].
@@ -135,7 +135,7 @@ pub unsafe fn init<F: Fold>(raw: *const AbiTask) -> *mut c_void {
     }
 }
 
-/// `tidemill_fold_update`.
+/// Implements `tidemill_fold_update` of the header.
 ///
 /// # Safety
 /// See [`start`].
@@ -155,7 +155,7 @@ pub unsafe fn update<F: Fold>(
     folding.code(result)
 }
 
-/// `tidemill_fold_merge`.
+/// Implements `tidemill_fold_merge` of the header.
 ///
 /// # Safety
 /// See [`start`].
@@ -169,7 +169,7 @@ pub unsafe fn merge<F: Fold>(state: *mut c_void, partial: *const u8, size: usize
     folding.code(result)
 }
 
-/// `tidemill_fold_state`.
+/// Implements `tidemill_fold_state` of the header.
 ///
 /// # Safety
 /// See [`start`].
@@ -179,7 +179,7 @@ pub unsafe fn state<F: Fold>(state: *mut c_void, task: *const AbiTask) -> i32 {
     task.code(task.write(0, &folding.fold.state()))
 }
 
-/// `tidemill_fold_finish`.
+/// Implements `tidemill_fold_finish` of the header.
 ///
 /// # Safety
 /// See [`start`]. The state must not be used again.
@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn header_names_the_same_abi_version() {
+    fn kernel_header_has_abi_version_of_crate() {
         let header = include_str!("../../kernel/include/tidemill_kernel.h");
         assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
     }

@@ -1,9 +1,9 @@
-//! The agent: carries out the labels that its user's applications have published, also after those have ended (next:
-//! `mount/src/fuse/mod.rs`).
+//! The agent carries out the labels of its user's applications, also after the applications have ended (next: `mount/src/fuse/mod.rs`).
 //!
-//! It is a process of that user, and works through the mount, by ordinary system calls. So it has the same rights as the application, and
-//! labels behave as files in the mount. One thread serves each log. It carries out the labels of a batch file by file: consecutive writes
-//! are merged, different files are processed at the same time, and the labels of one file take effect in the order of their publication.
+//! The agent is a process of the user, and works through the mount, by ordinary system calls. So the agent has the same rights as the
+//! application, and labels have the effects of system calls on the mount. One thread serves each log. The thread carries out the labels of
+//! a batch file by file: it merges consecutive writes, processes different files at the same time, and the labels of one file take effect
+//! in the order of their publication.
 
 use crate::app::PUT;
 use crate::directory::LogDirectory;
@@ -22,26 +22,26 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum number of labels that are taken at once.
+/// Maximum number of labels of a log that are taken into one batch.
 const BATCH_MAX: usize = 8192;
 /// Interval at which an idle agent checks whether its applications exist.
 const LOOK: Duration = Duration::from_millis(500);
-/// Time for which a resumable application is kept after it ended.
+/// Time for which a resumable application's log is kept after the application ended.
 const KEPT: Duration = Duration::from_secs(60);
-/// Time for which an agent without applications stays.
+/// Time for which an agent without applications continues to run.
 const LINGER: Duration = Duration::from_secs(30);
 /// Maximum number of applications of a user.
 const LOGS_MAX: usize = 1024;
 /// Number of files that are processed at the same time for an application with many files.
 const WORKERS: usize = 4;
-/// Number of files up to which one thread is as fast as several.
+/// Number of files up to which one thread is as fast as several threads.
 const FEW: usize = 8;
 
-/// Reports an event that has no other recipient.
+/// Function that reports an event, such as a failure, that has no other recipient.
 pub type Tell = fn(&str);
 
-/// Carries labels out until no application has existed for a while, or for ever if `stays`. Returns at once if another agent does so
-/// already. Otherwise calls `begins` with the directory of logs.
+/// Carries labels out until no application has existed for a while, or forever if `stays`. Returns at once if another agent already serves
+/// the directory of logs. Otherwise calls `begins` with this directory.
 ///
 /// # Errors
 /// The directory of logs cannot be used.
@@ -139,7 +139,7 @@ fn take_up(path: &Path) -> Result<Log, Error> {
     Err(Error::corrupt(path, why))
 }
 
-/// Keeps a log that cannot be carried out for inspection, under a name that no agent takes up.
+/// Sets a corrupt log aside for inspection, under a name that no agent takes up.
 fn set_aside(path: &Path, why: &str, tell: Tell) {
     let aside = path.with_extension("bad");
     let kept = std::fs::rename(path, &aside);
@@ -150,26 +150,26 @@ fn set_aside(path: &Path, why: &str, tell: Tell) {
     }
 }
 
-/// Serves one log.
+/// Thread state for serving one log.
 struct LogKeeper {
     log: Arc<Log>,
     tell: Tell,
     files: AppFiles,
     jobs: Jobs,
     awaiting: Awaiting,
-    /// Position up to which all labels are settled.
+    /// Position in the log up to which all labels are settled.
     at: u64,
-    /// The last label that is settled.
+    /// Id of the last settled label.
     last: u64,
     written: Instant,
     manner: Manner,
     /// Shared index in which put files are visible until they are stored.
     shared_index: Arc<SharedIndex>,
-    /// Puts that are not stored: hash of the path, position, and whether the put is visible in the shared index.
+    /// Puts that are not stored: hash of the path, position of the record, and whether the put is visible in the shared index.
     puts: Vec<(u64, u64, bool)>,
-    /// Time since which labels are gathered.
+    /// Time since which the agent gathers labels.
     gathers: Option<Instant>,
-    /// Time since which no application has the log.
+    /// Time since which no application has the log open.
     left: Option<Instant>,
 }
 
@@ -196,7 +196,7 @@ impl LogKeeper {
         }
     }
 
-    /// Whether no application has the log any more, or will have it again.
+    /// Whether no application has the log open, or will resume it.
     fn is_left(&mut self) -> bool {
         if !self.log.is_left() {
             self.left = None;
@@ -222,7 +222,7 @@ impl LogKeeper {
         }
     }
 
-    /// Serves until the application has ended and all its labels are stored.
+    /// Serves the log until the application has ended and all its labels are stored.
     fn serve(&mut self) -> Result<(), Error> {
         loop {
             let bell = self.log.bell();
@@ -273,7 +273,7 @@ impl LogKeeper {
         }
     }
 
-    /// Returns how long labels are still gathered before they are carried out, unless they have reached `enough` bytes.
+    /// Returns how long the agent still gathers labels before it carries them out, unless they have reached `enough` bytes.
     fn gathers_for(&mut self, enough: u64) -> Option<Duration> {
         let (log, manner) = (&self.log, self.manner);
         let published = log.published();
@@ -301,7 +301,7 @@ impl LogKeeper {
         self.end_puts();
     }
 
-    /// Ends puts: from now on readers find them in files.
+    /// Ends puts, so that readers find their bytes in files from now on.
     fn end_puts(&mut self) {
         for (hash, at, seen) in self.puts.drain(..) {
             match seen {
@@ -311,7 +311,7 @@ impl LogKeeper {
         }
     }
 
-    /// Returns the labels that were published since and have not begun. A label that an earlier agent began is carried out again.
+    /// Returns the labels that were published since the last call. A label that an earlier agent began is carried out again.
     fn take(&mut self) -> Result<Vec<LogRecord>, Error> {
         let mut batch = Vec::new();
         let head = self.log.published();
@@ -361,7 +361,7 @@ impl LogKeeper {
         Ok(batch)
     }
 
-    /// Carries labels out, in groups; each group begins when all earlier ones are done.
+    /// Carries labels out, in groups; each group begins when all earlier groups are done.
     fn carry_out(&mut self, batch: &[LogRecord]) {
         let mut rest = batch;
         while let Some(first) = rest.first() {
@@ -450,7 +450,7 @@ impl LogKeeper {
 }
 
 impl Drop for LogKeeper {
-    /// However the thread ends, no reader waits for puts that it was storing.
+    /// Ends all puts of the log, however the thread ends, so that no reader waits for puts that the thread was storing.
     fn drop(&mut self) {
         self.end_puts();
     }

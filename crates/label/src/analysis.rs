@@ -1,37 +1,37 @@
 //! Analyses: a kernel, or a pipeline of kernels, that a label runs on files. The application's description becomes a job script, which the
-//! label carries (next: `label/src/jobs.rs`).
+//! label contains (next: `label/src/jobs.rs`).
 
 use crate::error::Error;
 use crate::intent::Intent;
 use std::borrow::Cow;
 use std::fmt::Write as _;
 
-/// Bytes that are reserved for the reason of a failed analysis.
+/// Number of bytes that are reserved for the reason of a failed analysis.
 pub(crate) const TEXT_MAX: u64 = 1024;
 
 /// A kernel, or a pipeline of kernels, that is to run on files of the cluster. Files are addresses.
 ///
-/// The kernel finds the files below the directory of its first output by their names relative to that directory, and all other files by their
-/// last name. Its arguments use these names.
+/// The kernel finds the files below the directory of its first output by their names relative to this directory, and all other files by
+/// their last name. The kernel's arguments use these names.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FileAnalysis<'a> {
-    /// Kernel as job scripts name it: built in, a file of the cluster, a program; `"a | b"` is a pipeline.
+    /// Kernel as job scripts name it: a built-in kernel, a file of the cluster or a program; `"a | b"` is a pipeline.
     pub kernel: &'a str,
     /// Arguments of the kernel.
     pub args: &'a [&'a str],
-    /// Input files. They have to exist when the analysis starts.
+    /// Input files, which must exist when the analysis starts.
     pub inputs: &'a [&'a str],
-    /// Output files, at least one. An existing file becomes an earlier version.
+    /// Output files, at least one. An existing file gets a new version.
     pub outputs: &'a [&'a str],
-    /// The input that is the standard input, if any.
+    /// Input file that the kernel reads as standard input, if any.
     pub stdin: Option<&'a str>,
-    /// The output that receives the standard output, if any.
+    /// Output file that receives the kernel's standard output, if any.
     pub stdout: Option<&'a str>,
-    /// Placement policy: by default that of the application's intent, or of the cluster.
+    /// Placement policy; by default the policy of the application's intent, or of the cluster.
     pub policy: Option<&'a str>,
 }
 
-/// An analysis whose files are paths below the mount.
+/// An analysis whose files are paths below the mountpoint.
 pub(crate) struct MountedAnalysis<'a> {
     analysis: &'a FileAnalysis<'a>,
     inputs: Vec<Cow<'a, str>>,
@@ -40,22 +40,22 @@ pub(crate) struct MountedAnalysis<'a> {
     stdout: Option<Cow<'a, str>>,
 }
 
-/// The paths that the log stores for a label of a job.
+/// Paths that the log stores for a label of a job.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Paths {
-    /// The file whose first bytes the label returns.
+    /// Path of the file whose first bytes the label returns.
     pub(crate) result: Option<Vec<u8>>,
     pub(crate) outputs: Vec<Vec<u8>>,
     pub(crate) inputs: Vec<Vec<u8>>,
 }
 
 impl Paths {
-    /// Returns the paths of a job if only the path of its result is known.
+    /// Encodes the paths of a job if only the path of its result is known.
     pub(crate) fn of_result(result: &str) -> Vec<u8> {
         Self::to_bytes(result, &[], &[])
     }
 
-    /// Returns the result, empty if there is none, and the outputs, each followed by a zero; then another zero and the inputs.
+    /// Encodes the result (empty if there is none) and the outputs, each followed by a zero; then another zero and the inputs.
     fn to_bytes(result: &str, outputs: &[Cow<'_, str>], inputs: &[Cow<'_, str>]) -> Vec<u8> {
         let mut text = String::new();
         for name in [result]
@@ -84,7 +84,7 @@ impl Paths {
 }
 
 impl<'a> FileAnalysis<'a> {
-    /// Replaces addresses by paths.
+    /// Replaces the addresses of files by paths below the mountpoint.
     pub(crate) fn within(
         &'a self,
         path: impl Fn(&'a str) -> Result<Cow<'a, str>, Error>,
@@ -112,7 +112,7 @@ impl MountedAnalysis<'_> {
         Paths::to_bytes(result, &self.outputs, &self.inputs)
     }
 
-    /// Returns the script of a job called `name`, of an application with that intent.
+    /// Returns the script of a job with the name `name`, for an application with this intent.
     pub(crate) fn script(&self, name: &str, intent: Intent) -> Result<String, Error> {
         let first = self.outputs.first();
         let first = first.ok_or_else(|| Error::Invalid("an analysis needs an output".into()))?;
@@ -164,12 +164,11 @@ fn literal_glob(path: &str) -> String {
     glob
 }
 
-/// Returns a path of the cluster as a string of a script.
+/// Returns a path of the cluster as a quoted string of a script.
 fn quoted_path(path: &str) -> String {
     quoted(&format!("/{path}"))
 }
 
-/// Returns a string of a script.
 pub(crate) fn quoted(text: &str) -> String {
     let mut quoted = String::from("\"");
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! The application's side: a label is published by a copy into the application's log, and can be waited for (next: `label/src/agent.rs`).
+//! The application's side of labels: publishing a label by a copy into the log, and waiting for a label (next: `label/src/agent.rs`).
 
 use crate::analysis::{FileAnalysis, Paths, TEXT_MAX};
 use crate::directory::{self, LogDirectory};
@@ -20,51 +20,51 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Default capacity of an application's log, in bytes.
 const CAPACITY: u64 = 64 << 20;
-/// Maximum size of a label; a longer label becomes several.
+/// Maximum size of a label in bytes; a longer request becomes several labels.
 const LABEL_MAX: u64 = 4 << 20;
 /// Interval at which a waiting call checks whether an agent runs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Directory of workspaces, below the mount.
+/// Path of the directory of workspaces, below the mountpoint.
 const WORKSPACES: &str = "workspaces";
-/// Pause of a put, before it checks again whether another application's put of the same file is stored.
+/// Interval at which a put checks whether another application's put of the same file is stored.
 const OTHERS: Duration = Duration::from_micros(500);
-/// Maximum size of the read of one label, in bytes.
+/// Maximum number of bytes that one label reads.
 const READ_MAX: u64 = 1 << 30;
 
 pub(crate) const DURABLE: u16 = 1;
 pub(crate) const CUT: u16 = 2;
-/// The label only runs if the label that it follows is done, or has failed or was cancelled.
+/// Flag of a label that runs only if the label that it follows is done (or, depending on the request, has failed or was cancelled).
 pub(crate) const IF_DONE: u16 = 4;
 pub(crate) const IF_FAILED: u16 = 8;
-/// Part of one label: it follows another part, which is done before it.
+/// Flag of a label that is a part of a split request: the label follows the part before it, and runs after that part is done.
 pub(crate) const PART: u16 = 16;
-/// The application does not ask for the outcome.
+/// Flag of a label whose outcome the application does not request.
 pub(crate) const FORGET: u16 = 32;
-/// The label has the whole file, which others may see before it is stored.
+/// Flag of a label that contains the whole content of a file, which other applications may read before the label is stored.
 pub(crate) const PUT: u16 = 64;
-/// Length of a key in bytes.
+/// Permitted length of an application's key in bytes.
 const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
-/// Time that a registration waits for a process that is just releasing the application.
+/// Time that a registration waits for another process that is closing the same application.
 const LET_GO: Duration = Duration::from_secs(3);
 
 /// Options of a registration.
 #[derive(Clone, Debug, Default)]
 pub struct RegistrationOptions {
-    /// Mountpoint of the cluster; by default the only mount of this host.
+    /// Mountpoint of the cluster; by default the only mountpoint of this host.
     pub mount: Option<PathBuf>,
-    /// Bytes for unfinished labels; 0: 64 MiB.
+    /// Space for unfinished labels in bytes; 0 means 64 MiB.
     pub capacity: u64,
-    /// Directory of the logs; by default `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
+    /// Directory that contains the logs of applications; by default `TIDEMILL_LABELS`, else `/dev/shm/tidemill-labels-UID`.
     pub directory: Option<PathBuf>,
-    /// Goal of the application.
+    /// QoS goal of the application.
     pub intent: Intent,
-    /// Mode bits that new files do not have; by default the umask of the process.
+    /// Mode bits that new files of the application do not have; by default the umask of the process.
     pub umask: Option<u32>,
-    /// Whether no agent is started: the caller provides the agent.
+    /// Whether the library starts no agent because the caller provides the agent.
     pub no_agent: bool,
 }
 
-/// A registered application. Clones are the same application. Its labels are carried out after its end, too.
+/// A registered application. A clone refers to the same application. The labels of an ended application are also carried out.
 #[derive(Clone, Debug)]
 pub struct App(Arc<AppState>);
 
@@ -75,20 +75,20 @@ struct AppState {
     mount: PathBuf,
     starts_agent: bool,
     label_max: u64,
-    /// Whether outcomes of labels stay in the log until they are requested: the application may be resumed.
+    /// Whether outcomes of labels stay in the log until the application requests them, because the application may be resumed.
     keeps: bool,
     ring: Mutex<Ring>,
     notices: Mutex<CallbackLabels>,
-    /// Shared index in which puts are visible: opened by the first put or get.
+    /// Shared index that makes puts visible to other applications; the first put or get of this application opens the index.
     shared_index: OnceLock<SharedIndex>,
     root: MountRoot,
-    /// Set once the application's directory is known to be the mountpoint of a cluster.
+    /// Set after the library has checked that the application's directory is the mountpoint of a cluster.
     is_cluster: OnceLock<()>,
 }
 
-/// A label in the format of the log.
+/// A label in the encoding of the log.
 struct Encoded<'a> {
-    /// Name in errors.
+    /// Name of the label in error messages.
     name: String,
     paths: Vec<u8>,
     bytes: Cow<'a, [u8]>,
@@ -97,12 +97,12 @@ struct Encoded<'a> {
     after: u64,
 }
 
-/// The application's own state of its log.
+/// The application's own state of its log, outside the mapped file.
 #[derive(Debug, Default)]
 struct Ring {
     last: u64,
     slots: VecDeque<LogSlot>,
-    /// Outcomes of labels that the application may request and whose places are free.
+    /// Outcomes that the application may still request of labels whose space in the log is free.
     outcomes: HashMap<u64, AppOutcome>,
 }
 
@@ -111,11 +111,11 @@ struct LogSlot {
     at: u64,
     length: u64,
     id: u64,
-    /// Whether the outcome cannot be requested any more.
+    /// Whether the application can no longer request the outcome of the label.
     left: bool,
-    /// Hash of its path in the shared index; 0: the label is not in the shared index.
+    /// Hash of the path of the label's file in the shared index; 0 if the label is not in the shared index.
     put: u64,
-    /// The last label that depends on its outcome; 0: none.
+    /// Id of the last label that depends on this label's outcome; 0 if no label depends on the outcome.
     asked_by: u64,
 }
 
@@ -126,7 +126,7 @@ struct AppOutcome {
     bytes: Vec<u8>,
 }
 
-/// A request, before it is published.
+/// A request of the application, before it is published as a label.
 #[derive(Clone, Copy, Debug)]
 #[must_use = "a label does nothing before it is published"]
 pub struct LabelRequest<'a> {
@@ -158,7 +158,7 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Writes bytes into a file at an offset. A missing file is created.
+    /// Returns a request that writes bytes into a file at an offset. A missing file is created.
     pub fn write(path: &'a str, offset: u64, bytes: &'a [u8]) -> Self {
         Self {
             offset,
@@ -168,15 +168,15 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Creates a file with these bytes, in place of an existing file. [`App::get`] of this user's applications on this host returns the
-    /// bytes as soon as the label is published; all other clients see them when the label is stored.
+    /// Returns a request that creates a file with these bytes, in place of an existing file. [`App::get`] in this user's applications on
+    /// this host returns the bytes as soon as the label is published; all other clients see the bytes when the label is stored.
     pub fn put(path: &'a str, bytes: &'a [u8]) -> Self {
         let mut label = Self::write(path, 0, bytes);
         label.flags |= PUT | CUT;
         label
     }
 
-    /// Writes bytes at the end of a file. A missing file is created.
+    /// Returns a request that writes bytes at the end of a file. A missing file is created.
     pub fn append(path: &'a str, bytes: &'a [u8]) -> Self {
         Self {
             size: bytes.len() as u64,
@@ -185,7 +185,7 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Reads up to `size` bytes of a file from an offset. The read sees the labels that the application has published before.
+    /// Returns a request that reads up to `size` bytes of a file from an offset. The read sees labels that were published before.
     pub fn read(path: &'a str, offset: u64, size: u64) -> Self {
         Self {
             offset,
@@ -194,12 +194,12 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Deletes a file.
+    /// Returns a request that deletes a file.
     pub fn delete(path: &'a str) -> Self {
         Self::new(RequestKind::Delete, path)
     }
 
-    /// Renames a file, in place of an existing file.
+    /// Returns a request that renames a file, in place of an existing file.
     pub fn rename(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
@@ -207,7 +207,7 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Copies a file, in place of an existing file. Of the metadata only the mode is copied, less the umask.
+    /// Returns a request that copies a file, in place of an existing file. Of the metadata the copy gets only the mode, less the umask.
     pub fn copy(path: &'a str, to: &'a str) -> Self {
         Self {
             other: to,
@@ -215,12 +215,12 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Does nothing: the label is done when all labels before it are done.
+    /// Returns a request without an effect: its label is done when all labels before it are done.
     pub fn fence() -> Self {
         Self::new(RequestKind::Fence, "tidemill:/")
     }
 
-    /// Runs a kernel on files, in the cluster, after the writes before it are stored.
+    /// Returns a request that runs a kernel on files in the cluster, after the writes that were published before are stored.
     pub fn analyse(analysis: &'a FileAnalysis<'a>) -> Self {
         Self {
             analysis: Some(analysis),
@@ -228,8 +228,8 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Runs the job of a script, in the cluster, after the writes before it are stored. The library does not know the files that the script
-    /// reads and writes: labels that have to wait for it use `after`.
+    /// Returns a request that runs the job of a script in the cluster, after the writes that were published before are stored. The library
+    /// does not know the files that the script reads and writes, so labels that have to wait for the job use [`Self::after`].
     pub fn job(script: &'a str) -> Self {
         Self {
             bytes: script.as_bytes(),
@@ -237,13 +237,13 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Waits for a file of any user whose path matches a pattern and that arrives after the publication: closed with new content, or
-    /// renamed to that path. The wait for the label returns the address of the file.
+    /// Returns a request that waits for a file of any user whose path matches a pattern and that is closed with new content or renamed to
+    /// this path after the publication. The wait for the label returns the address of the file.
     pub fn file_event(pattern: &'a str) -> Self {
         Self::events(pattern, "", (1, events::ONE_BYTES))
     }
 
-    /// As [`Self::file_event`], for file events after a cursor: see [`App::subscribe`].
+    /// Makes a request of [`Self::file_event`] wait for file events after a cursor: see [`App::subscribe`].
     pub fn since(self, cursor: &'a str) -> Self {
         Self {
             other: cursor,
@@ -251,7 +251,7 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Waits for up to `limit` file events, which take up to `size` bytes.
+    /// Returns a request that waits for up to `limit` file events, which take up to `size` bytes.
     pub(crate) fn events(pattern: &'a str, since: &'a str, (limit, size): (u64, u64)) -> Self {
         Self {
             other: since,
@@ -261,48 +261,48 @@ impl<'a> LabelRequest<'a> {
         }
     }
 
-    /// Makes the wait for a job return the first bytes of a file, at most `size`.
+    /// Makes the wait for a job return the first bytes of the file at `path`, at most `size` bytes.
     pub fn result(self, path: &'a str, size: u64) -> Self {
         Self { path, size, ..self }
     }
 
-    /// The label is done only when it survives power loss.
+    /// Makes the label durable: it is done only when its effect survives power loss.
     pub fn durable(mut self) -> Self {
         self.flags |= DURABLE;
         self
     }
 
-    /// Truncates the file to no bytes first.
+    /// Makes the label truncate the file to 0 bytes before the label writes.
     pub fn truncate(mut self) -> Self {
         self.flags |= CUT;
         self
     }
 
-    /// Runs the label only after another label is done, whichever files they use.
+    /// Runs the label only after the label of `ticket` is done, whichever files both labels use.
     pub fn after(mut self, ticket: &'a Ticket) -> Self {
         self.after = Some(ticket);
         self
     }
 
-    /// Runs the label after another label is done; cancels it if that label has failed or was cancelled.
+    /// Runs the label after the label of `ticket` is done; cancels it if the label of `ticket` has failed or was cancelled.
     pub fn if_done(mut self, ticket: &'a Ticket) -> Self {
         self.flags = self.flags & !IF_FAILED | IF_DONE;
         self.after(ticket)
     }
 
-    /// Runs the label after another label has failed or was cancelled; cancels it if that label is done.
+    /// Runs the label after the label of `ticket` has failed or was cancelled; cancels it if the label of `ticket` is done.
     pub fn if_failed(mut self, ticket: &'a Ticket) -> Self {
         self.flags = self.flags & !IF_DONE | IF_FAILED;
         self.after(ticket)
     }
 
-    /// The outcome will not be requested: the ticket has no information.
+    /// Declares that the application does not request the outcome of the label: the ticket then has no outcome.
     pub fn forgotten(mut self) -> Self {
         self.flags |= FORGET;
         self
     }
 
-    /// Publishing fails with [`Error::Full`] instead of waiting for space.
+    /// Makes the publication fail with [`Error::Full`] instead of waiting for space in the log.
     pub fn impatient(mut self) -> Self {
         self.patient = false;
         self
@@ -310,10 +310,10 @@ impl<'a> LabelRequest<'a> {
 }
 
 impl App {
-    /// Registers this process under a name, which users see.
+    /// Registers this process as an application under a name that users see.
     ///
     /// # Errors
-    /// There is no mount or no directory for its labels, or no agent can be started.
+    /// There is no mountpoint, there is no directory for the application's labels, or no agent can be started.
     pub fn register(name: &str, settings: &RegistrationOptions) -> Result<Self, Error> {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -325,11 +325,12 @@ impl App {
         Self::begin(directory, log, settings)
     }
 
-    /// Registers the application with a key of at least 8 letters: a new application, or one that was registered with this key and ended
-    /// less than a minute ago, whichever process ended it. Outcomes of its labels are kept until they are requested.
+    /// Registers an application with a key of at least 8 characters. The call resumes an application that was registered with this key and
+    /// ended less than a minute ago in any process, else creates a new application. Outcomes of its labels are kept until the application
+    /// requests them.
     ///
     /// # Errors
-    /// As for [`Self::register`]; and if another process has the application.
+    /// The errors of [`Self::register`]; another process has the application open.
     pub fn register_by_key(
         name: &str,
         key: &str,
@@ -391,19 +392,19 @@ impl App {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Returns the number of the last published label, from 1 on. A label longer than [`Self::label_max`] has several numbers.
+    /// Returns the number of the last published label, from 1 on. A request longer than [`Self::label_max`] takes several numbers.
     #[must_use]
     pub fn last(&self) -> u64 {
         self.0.ring().last
     }
 
-    /// Returns the maximum size of a label that is not split, in bytes.
+    /// Returns the maximum size in bytes of a request that becomes a single label.
     #[must_use]
     pub fn label_max(&self) -> u64 {
         self.0.label_max
     }
 
-    /// Returns a label by its number, if its outcome is kept.
+    /// Returns the ticket of the label with this number, if the label's outcome is kept.
     #[must_use]
     pub fn ticket(&self, number: u64) -> Option<Ticket> {
         let inner = &self.0;
@@ -420,7 +421,7 @@ impl App {
         })
     }
 
-    /// Returns the labels of a resumed application whose outcomes can still be requested.
+    /// Returns the tickets of the labels of a resumed application whose outcomes the application can still request.
     #[must_use]
     pub fn kept(&self) -> Vec<Ticket> {
         let numbers: Vec<u64> = {
@@ -434,10 +435,10 @@ impl App {
             .collect()
     }
 
-    /// Publishes a label. When this returns the label is kept, whichever process is killed. Waits for space if necessary.
+    /// Publishes a label. When the function returns, the label survives the end of every process. Waits for space in the log if necessary.
     ///
     /// # Errors
-    /// The label is invalid, or there is no space and the label does not wait.
+    /// The label is invalid; or the log has no space for the label and the label does not wait for space.
     pub fn publish(&self, label: &LabelRequest<'_>) -> Result<Ticket, Error> {
         let inner = &self.0;
         if inner.log.pid() != std::process::id() {
@@ -502,15 +503,15 @@ impl App {
         Ok(ticket)
     }
 
-    /// Publishes a label, and waits until it is stored: [`Ticket::wait`].
+    /// Publishes a label, and waits until the label is stored, as [`Ticket::wait`] does.
     ///
     /// # Errors
-    /// As for both.
+    /// The errors of [`Self::publish`] and of [`Ticket::wait`].
     pub fn publish_wait(&self, label: &LabelRequest<'_>) -> Result<Vec<u8>, Error> {
         self.publish(label)?.wait()
     }
 
-    /// Waits until all published labels are stored. Failed labels are not reported here.
+    /// Waits until all published labels are stored. The function does not report failed labels.
     ///
     /// # Errors
     /// No agent can be started.
@@ -518,7 +519,7 @@ impl App {
         self.publish(&LabelRequest::fence())?.wait().map(drop)
     }
 
-    /// Returns the options of the registration.
+    /// Returns the options with which the application was registered.
     pub(crate) fn settings(&self) -> RegistrationOptions {
         let inner = &self.0;
         RegistrationOptions {
@@ -535,13 +536,13 @@ impl App {
         self.0.log.name()
     }
 
-    /// Returns the pattern of paths below the mount for a pattern of addresses.
+    /// Converts a pattern of addresses into a pattern of paths below the mountpoint.
     pub(crate) fn pattern<'a>(&self, pattern: &'a str) -> Result<Cow<'a, str>, Error> {
         self.0.need_cluster()?;
         self.0.path(pattern)
     }
 
-    /// Returns the directory that addresses are relative to.
+    /// Returns the directory that the application's addresses are relative to.
     #[must_use]
     pub fn mount(&self) -> &Path {
         &self.0.mount
@@ -555,13 +556,13 @@ impl App {
         self.0.shared_index()
     }
 
-    /// Returns the path below the mount for an address.
+    /// Converts an address into a path below the mountpoint.
     pub(crate) fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
         self.0.path(address)
     }
 }
 
-/// Refuses an invalid name of an application.
+/// Checks the name of an application and returns an error if the name is invalid.
 fn check_name(name: &str) -> Result<(), Error> {
     if name.is_empty() || name.len() > log::NAME_MAX || name.contains(char::is_control) {
         let max = log::NAME_MAX;
@@ -608,7 +609,7 @@ impl AppState {
         self.notices.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Calls callbacks of ended labels, until none is left.
+    /// Calls the callbacks of ended labels, until no label with a callback has ended.
     fn tell(&self) {
         loop {
             let settled = self.log.settled();
@@ -636,7 +637,7 @@ impl AppState {
         Ok(())
     }
 
-    /// Returns the path below the mount for an address.
+    /// Converts an address into a path below the mountpoint.
     fn path<'a>(&self, address: &'a str) -> Result<Cow<'a, str>, Error> {
         if let Some(inside) = address.strip_prefix("workspace:/") {
             self.need_cluster()?;
@@ -675,7 +676,7 @@ impl AppState {
         }
     }
 
-    /// Returns a label in the format of the log.
+    /// Encodes a request as a label of the log.
     fn ask<'a>(&self, label: &LabelRequest<'a>) -> Result<Encoded<'a>, Error> {
         let invalid = |why: String| Err(Error::Invalid(why));
         let end = label.offset.checked_add(label.size);
@@ -731,7 +732,7 @@ impl AppState {
         Ok(encoded)
     }
 
-    /// Refuses requests that need the cluster itself, if the application has a directory inside a cluster.
+    /// Returns an error for requests that need the cluster itself, if the application's directory is a directory inside a cluster.
     fn need_cluster(&self) -> Result<(), Error> {
         if self.is_cluster.get().is_some() || self.mount.join(CONTROL).is_dir() {
             self.is_cluster.get_or_init(|| ());
@@ -796,7 +797,7 @@ impl AppState {
         Ok(self.shared_index.get_or_init(|| shared_index))
     }
 
-    /// Returns the maximum size of a label that is not split. Refuses a label that is too large.
+    /// Returns the maximum size in bytes of a request that is not split. Returns an error if the request is too large.
     fn size_max(&self, label: &LabelRequest<'_>, size: u64) -> Result<u64, Error> {
         let what = match label.kind {
             RequestKind::Analyse => "the script and the result of a job have",
@@ -812,7 +813,7 @@ impl AppState {
         )))
     }
 
-    /// Waits until another application's put of the same file is stored, so that this put is the later one.
+    /// Waits until another application's put of the same file is stored, so that the put of `label` is the later put.
     fn begin_put(&self, path: &[u8], label: &LabelRequest<'_>) -> Result<u64, Error> {
         if label.after.is_some() {
             let why = "a put is visible at once: it can't depend on another label";
@@ -832,7 +833,7 @@ impl AppState {
         Ok(hash)
     }
 
-    /// Makes a put visible to all. If that is impossible, waits until it is stored.
+    /// Makes a put visible to all applications of the user. If that is impossible, waits until the put is stored.
     fn end_put(&self, hash: u64, ticket: &Ticket) -> Result<(), Error> {
         let (shared_index, log) = (self.shared_index()?, &self.log);
         if !shared_index.put(log, hash, ticket.at) {
@@ -848,7 +849,7 @@ impl AppState {
         Ok(())
     }
 
-    /// Appends a record when there is space. Returns its id and position.
+    /// Appends a record to the log when the log has space. Returns the record's id and position.
     fn append(
         &self,
         part: LogRequest<'_>,
@@ -905,7 +906,7 @@ impl Ring {
         self.slots.get_mut(index)
     }
 
-    /// Returns the state of a log that is resumed: the labels whose places are not free.
+    /// Returns the state of a log that is resumed: its labels whose space is not free.
     fn of(log: &Log, keeps: bool) -> Result<Self, Error> {
         let mut ring = Self::default();
         if !keeps {
@@ -943,8 +944,8 @@ impl Ring {
         Ok(ring)
     }
 
-    /// Frees the places of settled labels, from the oldest on. Outcomes that may be requested are kept here, or stay in their places. The
-    /// number of the last label is known from its place.
+    /// Frees the space of settled labels, from the oldest on. Outcomes that the application may request are kept in memory, or stay in the
+    /// log. The number of the last label is known from its record.
     fn collect(&mut self, log: &Log, shared_index: Option<&SharedIndex>, keeps: bool) {
         while let Some(slot) = self.slots.front().copied() {
             if keeps && (!slot.left || self.slots.len() == 1) {
@@ -970,8 +971,8 @@ impl Ring {
         }
     }
 
-    /// Keeps the outcome that a label depends on until that label is settled. If the outcome is known and its place is free, decides here
-    /// whether the label is cancelled.
+    /// Keeps the outcome of the label `after` until the label that depends on it is settled. If the outcome of `after` is known and its
+    /// space in the log is free, the function itself decides whether the dependent label is cancelled.
     fn depend<'a>(&mut self, part: LogRequest<'a>, after: Option<&Ticket>) -> LogRequest<'a> {
         let Some(after) = after.filter(|_| part.flags & (IF_DONE | IF_FAILED) != 0) else {
             return part;
@@ -1003,7 +1004,7 @@ impl Ring {
         }
     }
 
-    /// Returns the outcome of a label, once.
+    /// Returns the outcome of a label; a second call for the same label returns `None`.
     fn take(&mut self, log: &Log, id: u64) -> Option<AppOutcome> {
         if let Some(outcome) = self.outcomes.remove(&id) {
             return Some(outcome);
@@ -1053,16 +1054,16 @@ impl AppOutcome {
     }
 }
 
-/// A published label. After its drop the outcome cannot be requested; the label is carried out all the same.
+/// Handle of a published label. After its drop the outcome cannot be requested; the label is carried out all the same.
 #[derive(Debug)]
 pub struct Ticket {
     inner: Arc<AppState>,
     kind: RequestKind,
     path: String,
-    /// Numbers of its labels in the log; other labels may have been published between them.
+    /// Number of the first label of the request in the log; other labels may have been published between the labels of the request.
     first: u64,
     rest: Vec<u64>,
-    /// Position of the last of them.
+    /// Position in the log of the last label of the request.
     at: u64,
 }
 
@@ -1075,7 +1076,7 @@ impl Ticket {
         [self.first].into_iter().chain(self.rest.iter().copied())
     }
 
-    /// Whether only the outcome counts, and not that files are closed.
+    /// Whether a wait for the label ends when the label has an outcome, even before its files are closed.
     fn is_answer(&self) -> bool {
         matches!(
             self.kind,
@@ -1092,13 +1093,13 @@ impl Ticket {
         settled && (self.is_answer() || log.stored() >= self.last())
     }
 
-    /// Returns its number among the labels of its application: the first, if it has several.
+    /// Returns the label's number among the labels of its application; the number of the first label, if the request has several labels.
     #[must_use]
     pub fn number(&self) -> u64 {
         self.first
     }
 
-    /// Returns the result of a wait, without waiting.
+    /// Returns the result that [`Self::wait`] would return, without waiting.
     ///
     /// # Errors
     /// The label failed, or, with [`Error::Timeout`], has not ended.
@@ -1109,7 +1110,8 @@ impl Ticket {
         }
     }
 
-    /// Waits until the label is stored: written bytes are in a closed file, where all clients see them. Returns the bytes that were read.
+    /// Waits until the label is stored: the written bytes are in a closed file, which all clients see. Returns the bytes that the label
+    /// read.
     ///
     /// # Errors
     /// The label failed, or no agent can be started.
@@ -1118,7 +1120,7 @@ impl Ticket {
         self.outcome()
     }
 
-    /// As [`Self::wait`], with a time limit; the label can be waited for again afterwards.
+    /// Waits like [`Self::wait`], for at most `limit`; the application can wait for the label again afterwards.
     ///
     /// # Errors
     /// No agent can be started, or with [`Error::Timeout`].
@@ -1126,7 +1128,7 @@ impl Ticket {
         self.wait_until(Some(Instant::now() + limit))
     }
 
-    /// Notes in the log that a call waits for the label.
+    /// Records in the log that a call waits for the label.
     fn ask_for(&self) {
         let log = &self.inner.log;
         if self.is_answer() {
@@ -1155,7 +1157,7 @@ impl Ticket {
         }
     }
 
-    /// Returns the outcome of the label, once it is settled.
+    /// Returns the outcome of the label after the label is settled.
     pub(crate) fn outcome(&self) -> Result<Vec<u8>, Error> {
         let mut bytes = Vec::new();
         let mut ring = self.inner.ring();
@@ -1200,8 +1202,8 @@ impl Ticket {
         }
     }
 
-    /// Cancels the label. Returns whether it was cancelled. A label that has begun is finished, except that jobs and waits for files are
-    /// asked to stop: the wait for such a label reports whether it was cancelled.
+    /// Cancels the label. Returns whether the label was cancelled. A label that is already running is finished, except that jobs and waits
+    /// for files are requested to stop: the wait for such a label reports whether it was cancelled.
     #[must_use]
     pub fn cancel(&self) -> bool {
         let log = &self.inner.log;
@@ -1234,20 +1236,20 @@ impl Drop for Ticket {
     }
 }
 
-/// Waits for the first of the labels that ends. Returns its index.
+/// Waits until one of the labels ends. Returns the index of the label's ticket.
 ///
 /// # Errors
-/// As for [`Ticket::wait_for`]; and if there are none.
+/// The errors of [`Ticket::wait_for`]; `tickets` is empty.
 pub fn wait_any(tickets: &[Ticket]) -> Result<usize, Error> {
     wait_some(tickets, false, None)?;
     let first = tickets.iter().position(Ticket::test);
     first.ok_or(Error::Timeout)
 }
 
-/// Waits for the first of the labels, or for all, until `until` at most.
+/// Waits until one of the labels ends, or until all end, but not beyond the time `until`.
 ///
 /// # Errors
-/// As for [`Ticket::wait_for`]; and if there are none, or they belong to several applications.
+/// The errors of [`Ticket::wait_for`]; there are no tickets, or the tickets belong to several applications.
 pub fn wait_some<T: Borrow<Ticket>>(
     tickets: &[T],
     all: bool,
@@ -1280,7 +1282,7 @@ pub fn wait_some<T: Borrow<Ticket>>(
     }
 }
 
-/// Waits for all labels. Returns for each the bytes that were read, or the error.
+/// Waits for all labels. Returns, for each label, the bytes that the label read, or the label's error.
 #[must_use]
 pub fn wait_all(tickets: Vec<Ticket>) -> Vec<Result<Vec<u8>, Error>> {
     tickets.into_iter().map(Ticket::wait).collect()

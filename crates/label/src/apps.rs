@@ -1,4 +1,4 @@
-//! List of the registered applications. It only reads logs.
+//! List of the registered applications. The module only reads logs.
 
 use crate::directory::LogDirectory;
 use crate::error::Error;
@@ -9,34 +9,34 @@ use std::path::{Path, PathBuf};
 /// A registered application, or the log of an ended one.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Application {
-    /// Name of the registration.
+    /// Name under which the application was registered.
     pub name: String,
-    /// Process of the application.
+    /// Process id of the application.
     pub pid: u32,
-    /// Whether that process still has the application registered.
+    /// Whether the process still has the application registered.
     pub runs: bool,
-    /// Mountpoint of its cluster.
+    /// Mountpoint of the application's cluster.
     pub mount: PathBuf,
-    /// Number of labels since the registration.
+    /// Number of labels that the application has published.
     pub labels: u64,
-    /// Bytes of these labels.
+    /// Number of bytes of the published labels.
     pub bytes: u64,
-    /// Number of labels that failed.
+    /// Number of labels that have failed.
     pub failed: u64,
-    /// Bytes that its labels take now.
+    /// Number of bytes that unfinished labels take now.
     pub used: u64,
-    /// Maximum number of bytes for its labels.
+    /// Buffer quota of the application in bytes.
     pub capacity: u64,
-    /// Energy that kernels of its analyses used.
+    /// Energy that kernels of the application's analyses used.
     pub drew: Drew,
 }
 
 /// State of a user's applications.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Applications {
-    /// Process of the agent, if one runs.
+    /// Process id of the agent, if an agent runs.
     pub agent: Option<u32>,
-    /// Directory of the logs.
+    /// Directory of the applications' logs.
     pub directory: PathBuf,
     /// Applications in the order of their registration.
     pub applications: Vec<Application>,

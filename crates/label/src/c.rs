@@ -1,6 +1,6 @@
 //! The C interface: `include/tidemill_label.h` (next: `label/src/app.rs`).
 //!
-//! Handles are boxes that C owns: a constructor returns a box, a destructor takes it. Errors are `errno` and a text of the thread.
+//! Handles are boxes that C owns: a constructor returns a box, a destructor takes it. An error sets `errno` and a text of the thread.
 
 use crate::analysis::FileAnalysis;
 use crate::app::{App, LabelRequest, RegistrationOptions, Ticket};
@@ -18,7 +18,7 @@ const TRUNCATE: c_uint = 2;
 const NOWAIT: c_uint = 4;
 const IF_DONE: c_uint = 8;
 const IF_FAILED: c_uint = 16;
-/// Size of the longest address with its zero: `TIDEMILL_ADDRESS_BYTES`.
+/// Size in bytes of the longest address with its terminating zero: `TIDEMILL_ADDRESS_BYTES`.
 const ADDRESS_BYTES: usize = 4160;
 
 thread_local! {
@@ -46,10 +46,10 @@ fn handle<T>(made: Result<T, Error>) -> *mut T {
     }
 }
 
-/// Returns a text of C.
+/// Returns a string of C as a `str`.
 ///
 /// # Safety
-/// `text` is null or ends with a zero, and is valid for as long as the result.
+/// `text` is null or ends with a zero, and is valid for as long as the returned reference.
 unsafe fn text<'a>(text: *const c_char, what: &str) -> Result<&'a str, Error> {
     if text.is_null() {
         return Err(Error::Invalid(format!("{what} is NULL")));
@@ -66,10 +66,10 @@ pub extern "C" fn tidemill_label_error() -> *const c_char {
     LAST_ERROR.with_borrow(|reported| reported.as_ptr())
 }
 
-/// [`App::register`]. `mount` may be null, `capacity` 0.
+/// Registers an application, like [`App::register`]. `mount` may be null, `capacity` may be 0.
 ///
 /// # Safety
-/// Texts are null or end with a zero.
+/// The strings are null or end with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_register(
     name: *const c_char,
@@ -80,10 +80,10 @@ pub unsafe extern "C" fn tidemill_app_register(
     unsafe { tidemill_app_register_for(name, mount, capacity, Intent::None as c_uint) }
 }
 
-/// As [`tidemill_app_register`], with the application's intent.
+/// Registers an application with an intent, like [`tidemill_app_register`].
 ///
 /// # Safety
-/// Texts are null or end with a zero.
+/// The strings are null or end with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_register_for(
     name: *const c_char,
@@ -110,10 +110,10 @@ pub unsafe extern "C" fn tidemill_app_register_for(
     })())
 }
 
-/// Ends the application; its published labels are carried out all the same.
+/// Closes the application handle; the application's published labels are carried out all the same.
 ///
 /// # Safety
-/// `app` is null or of [`tidemill_app_register`], and not used afterwards.
+/// `app` is null or a result of [`tidemill_app_register`], and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_close(app: *mut App) {
     if !app.is_null() {
@@ -122,10 +122,10 @@ pub unsafe extern "C" fn tidemill_app_close(app: *mut App) {
     }
 }
 
-/// Common part of all functions that publish.
+/// Publishes a label; the common part of all functions that publish labels.
 ///
 /// # Safety
-/// `app` is null or lives; `after` is null or a label that was not ended; texts end with a zero.
+/// `app` is null or a valid handle; `after` is null or a label handle that was not freed; strings end with a zero.
 unsafe fn publish(
     app: *const App,
     label: Result<LabelRequest<'_>, Error>,
@@ -166,10 +166,10 @@ unsafe fn publish(
     })())
 }
 
-/// Returns bytes of C.
+/// Returns a buffer of C as a slice.
 ///
 /// # Safety
-/// The pointer has `size` bytes, for as long as the result.
+/// The pointer refers to `size` bytes that are valid for as long as the returned slice.
 unsafe fn bytes<'a>(bytes: *const c_void, size: usize) -> Result<&'a [u8], Error> {
     if size == 0 {
         return Ok(&[]);
@@ -181,10 +181,10 @@ unsafe fn bytes<'a>(bytes: *const c_void, size: usize) -> Result<&'a [u8], Error
     Ok(unsafe { std::slice::from_raw_parts(bytes.cast(), size) })
 }
 
-/// [`LabelRequest::write`].
+/// Publishes a write, like [`LabelRequest::write`].
 ///
 /// # Safety
-/// As for all: `app` lives, texts end with a zero, `data` has `size` bytes, `after` is null or was not ended.
+/// `app` is a valid handle, strings end with a zero, `data` has `size` bytes, `after` is null or a label handle that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_write(
     app: *const App,
@@ -203,10 +203,10 @@ pub unsafe extern "C" fn tidemill_label_write(
     }
 }
 
-/// [`LabelRequest::put`].
+/// Publishes a put, like [`LabelRequest::put`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_put(
     app: *const App,
@@ -222,10 +222,10 @@ pub unsafe extern "C" fn tidemill_label_put(
     }
 }
 
-/// [`App::get_into`].
+/// Reads a file into a buffer, like [`App::get_into`].
 ///
 /// # Safety
-/// `app` lives, `from` ends with a zero, `buffer` has space for `size` bytes.
+/// `app` is a valid handle, `from` ends with a zero, `buffer` has space for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_get(
     app: *const App,
@@ -254,10 +254,10 @@ pub unsafe extern "C" fn tidemill_app_get(
     }
 }
 
-/// [`LabelRequest::append`].
+/// Publishes an append, like [`LabelRequest::append`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_append(
     app: *const App,
@@ -274,10 +274,10 @@ pub unsafe extern "C" fn tidemill_label_append(
     }
 }
 
-/// [`LabelRequest::read`].
+/// Publishes a read, like [`LabelRequest::read`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_read(
     app: *const App,
@@ -294,10 +294,10 @@ pub unsafe extern "C" fn tidemill_label_read(
     }
 }
 
-/// [`LabelRequest::delete`].
+/// Publishes the deletion of a file, like [`LabelRequest::delete`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_delete(
     app: *const App,
@@ -316,10 +316,10 @@ pub unsafe extern "C" fn tidemill_label_delete(
     }
 }
 
-/// [`LabelRequest::rename`].
+/// Publishes a rename, like [`LabelRequest::rename`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_rename(
     app: *const App,
@@ -336,10 +336,10 @@ pub unsafe extern "C" fn tidemill_label_rename(
     }
 }
 
-/// [`LabelRequest::copy`].
+/// Publishes the copy of a file, like [`LabelRequest::copy`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_copy(
     app: *const App,
@@ -356,7 +356,7 @@ pub unsafe extern "C" fn tidemill_label_copy(
     }
 }
 
-/// `tidemill_analysis` of C: texts, and lists of texts that end with a null.
+/// `tidemill_analysis` of C: its strings, and its lists of strings that end with a null pointer.
 #[derive(Debug)]
 #[repr(C)]
 pub struct CAnalysis {
@@ -369,10 +369,10 @@ pub struct CAnalysis {
     policy: *const c_char,
 }
 
-/// Returns a list of texts.
+/// Returns a list of strings of C.
 ///
 /// # Safety
-/// `all` is null, or texts and then a null, valid for as long as the result.
+/// `all` is null, or a list of strings that ends with a null pointer and is valid for as long as the result.
 unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
     let mut texts = Vec::new();
     let mut at = all;
@@ -387,10 +387,10 @@ unsafe fn texts<'a>(all: *const *const c_char) -> Result<Vec<&'a str>, Error> {
     Ok(texts)
 }
 
-/// [`LabelRequest::analyse`], and [`LabelRequest::result`] of its first output.
+/// Publishes the run of a kernel, like [`LabelRequest::analyse`], with [`LabelRequest::result`] for its first output.
 ///
 /// # Safety
-/// As for [`tidemill_label_write`]; `analysis` is null, or as the header describes.
+/// The conditions of [`tidemill_label_write`]; `analysis` is null, or as the header describes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_analyse(
     app: *const App,
@@ -436,10 +436,10 @@ pub unsafe extern "C" fn tidemill_label_analyse(
     unsafe { publish(app, Ok(label), flags, after) }
 }
 
-/// [`LabelRequest::job`], and [`LabelRequest::result`] if `result` is not null.
+/// Publishes a job, like [`LabelRequest::job`], with [`LabelRequest::result`] if `result` is not null.
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_job(
     app: *const App,
@@ -460,10 +460,10 @@ pub unsafe extern "C" fn tidemill_label_job(
     }
 }
 
-/// [`LabelRequest::file_event`], or for file events after the cursor `since` if that is not null.
+/// Publishes a wait for a file, like [`LabelRequest::file_event`], or for file events after the cursor `since` if `since` is not null.
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_await(
     app: *const App,
@@ -483,10 +483,10 @@ pub unsafe extern "C" fn tidemill_label_await(
     }
 }
 
-/// [`App::subscribe`].
+/// Creates a subscription to file events, like [`App::subscribe`].
 ///
 /// # Safety
-/// `app` is null or lives; texts are null or end with a zero.
+/// `app` is null or a valid handle; strings are null or end with a zero.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_subscribe(
     app: *const App,
@@ -507,10 +507,10 @@ pub unsafe extern "C" fn tidemill_subscribe(
     })())
 }
 
-/// Copies a text and its zero, if they fit.
+/// Copies a string and a terminating zero into the buffer of C, if both fit.
 ///
 /// # Safety
-/// `to` is null, or has `size` bytes.
+/// `to` is null, or has space for `size` bytes.
 unsafe fn give(text: &str, to: *mut c_char, size: usize) -> Result<i64, Error> {
     if text.len() >= size || to.is_null() {
         return Err(Error::Invalid(format!(
@@ -533,10 +533,11 @@ fn number(given: Result<i64, Error>) -> i64 {
     })
 }
 
-/// [`Subscription::next`]: writes the address and a zero. Returns the length without the zero, or -1. `limit_ms` below 0: no limit.
+/// Waits for a file event, like [`Subscription::next`]; writes its address and a zero. Returns the address's length without the zero, or
+/// -1. `limit_ms` below 0: no limit.
 ///
 /// # Safety
-/// `subscription` is of [`tidemill_subscribe`] and used by one thread at a time; `path` has `size` bytes.
+/// `subscription` is a result of [`tidemill_subscribe`] and is used by one thread at a time; `path` has space for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_subscription_next(
     subscription: *mut Subscription,
@@ -560,10 +561,10 @@ pub unsafe extern "C" fn tidemill_subscription_next(
     })())
 }
 
-/// [`Subscription::cursor`]: writes the cursor and a zero. Returns the length without the zero, or -1.
+/// Writes the cursor of [`Subscription::cursor`] and a zero. Returns the cursor's length without the zero, or -1.
 ///
 /// # Safety
-/// As for [`tidemill_subscription_next`].
+/// The conditions of [`tidemill_subscription_next`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_subscription_cursor(
     subscription: *const Subscription,
@@ -579,10 +580,10 @@ pub unsafe extern "C" fn tidemill_subscription_cursor(
     })())
 }
 
-/// Ends a subscription.
+/// Closes a subscription.
 ///
 /// # Safety
-/// `subscription` is null or of [`tidemill_subscribe`], and not used afterwards.
+/// `subscription` is null or a result of [`tidemill_subscribe`], and is not used afterwards.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_subscription_close(subscription: *mut Subscription) {
     if !subscription.is_null() {
@@ -591,40 +592,40 @@ pub unsafe extern "C" fn tidemill_subscription_close(subscription: *mut Subscrip
     }
 }
 
-/// [`LabelRequest::fence`].
+/// Publishes a fence, like [`LabelRequest::fence`].
 ///
 /// # Safety
-/// As for [`tidemill_label_write`].
+/// The conditions of [`tidemill_label_write`].
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_fence(app: *const App) -> *mut Ticket {
     // SAFETY: as the caller promises.
     unsafe { publish(app, Ok(LabelRequest::fence()), 0, ptr::null()) }
 }
 
-/// [`Ticket::test`].
+/// Returns whether the label has ended, like [`Ticket::test`].
 ///
 /// # Safety
-/// `label` was not ended.
+/// `label` is a label handle that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_test(label: *const Ticket) -> c_int {
     // SAFETY: as the caller promises.
     c_int::from(unsafe { label.as_ref() }.is_none_or(Ticket::test))
 }
 
-/// [`Ticket::cancel`].
+/// Cancels the label, like [`Ticket::cancel`].
 ///
 /// # Safety
-/// `label` was not ended.
+/// `label` is a label handle that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_cancel(label: *const Ticket) -> c_int {
     // SAFETY: as the caller promises.
     c_int::from(unsafe { label.as_ref() }.is_some_and(Ticket::cancel))
 }
 
-/// [`Ticket::wait`], which ends the label. Copies up to `size` of the bytes that were read, and returns their number, or -1.
+/// Waits like [`Ticket::wait`] and frees the label handle. Copies up to `size` read bytes, and returns their number, or -1.
 ///
 /// # Safety
-/// `label` was not ended; `buffer` has `size` bytes.
+/// `label` is a label handle that was not freed; `buffer` has space for `size` bytes.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_wait(
     label: *mut Ticket,
@@ -655,19 +656,19 @@ pub unsafe extern "C" fn tidemill_label_wait(
     }
 }
 
-/// Callback of [`tidemill_label_on_done`]: called with `arg`, the bytes that were read and their number, or -1 and the errno.
+/// Callback of [`tidemill_label_on_done`]: called with `arg`, the bytes that the label read and their number, or -1 and the errno.
 type CCallback = unsafe extern "C" fn(*mut c_void, *const c_void, i64, c_int);
 
-/// Argument of a callback of C; the caller is responsible for its use in another thread.
+/// Argument `arg` of a callback of C; the caller is responsible for its use in another thread.
 struct CallbackArgument(*mut c_void);
 
 // SAFETY: it is passed on and never dereferenced.
 unsafe impl Send for CallbackArgument {}
 
-/// [`Ticket::on_done`], which ends the label.
+/// Sets the callback of a label, like [`Ticket::on_done`], and frees the label handle.
 ///
 /// # Safety
-/// `label` was not ended; `done` may be called in another thread with `arg`.
+/// `label` is a label handle that was not freed; `done` may be called in another thread with `arg`.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_on_done(
     label: *mut Ticket,
@@ -700,10 +701,10 @@ pub unsafe extern "C" fn tidemill_label_on_done(
     0
 }
 
-/// Ends a label without waiting for it; the label is carried out all the same.
+/// Frees a label handle without waiting for the label; the label is carried out all the same.
 ///
 /// # Safety
-/// `label` is null or was not ended.
+/// `label` is null or a label handle that was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_label_forget(label: *mut Ticket) {
     if !label.is_null() {
@@ -712,10 +713,10 @@ pub unsafe extern "C" fn tidemill_label_forget(label: *mut Ticket) {
     }
 }
 
-/// Waits until all published labels are stored: 0, or -1.
+/// Waits until all published labels are stored. Returns 0, or -1 after an error.
 ///
 /// # Safety
-/// `app` lives.
+/// `app` is a valid handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn tidemill_app_flush(app: *const App) -> c_int {
     // SAFETY: as the caller promises.

@@ -1,4 +1,5 @@
-//! The directory of the logs of a user's applications, and the lock of its agent. It creates the directory and starts the agent.
+//! The directory of the logs of a user's applications, and the lock of the user's agent. The module creates the directory and starts
+//! agents.
 
 use crate::error::Error;
 use crate::log::Bell;
@@ -9,19 +10,19 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Time that an agent may take to start.
+/// Maximum time for the start of an agent.
 const START: Duration = Duration::from_secs(10);
 const LOCK: &str = "agent.lock";
 const BELL: &str = "bell";
-/// Suffix of the names of logs.
+/// File name extension of logs.
 pub(crate) const LOG: &str = "labels";
 
-/// A user's directory of logs: on this host, so that it outlives every process, and private to the user.
+/// A user's directory of logs: on this host, so that the logs outlive every process, and private to the user.
 #[derive(Clone, Debug)]
 pub(crate) struct LogDirectory(PathBuf);
 
 impl LogDirectory {
-    /// Opens that directory, or the user's own: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
+    /// Opens the directory `named`, or the user's default directory: `TIDEMILL_LABELS`, or `/dev/shm/tidemill-labels-UID`.
     pub(crate) fn open(named: Option<&Path>) -> Result<Self, Error> {
         let user = rustix::process::geteuid().as_raw();
         let path = match (named, std::env::var_os("TIDEMILL_LABELS")) {
@@ -51,7 +52,6 @@ impl LogDirectory {
         &self.0
     }
 
-    /// Returns the existing logs.
     pub(crate) fn logs(&self) -> std::io::Result<Vec<PathBuf>> {
         let mut logs = Vec::new();
         let entries = match std::fs::read_dir(&self.0) {
@@ -73,7 +73,7 @@ impl LogDirectory {
         Bell::open(&self.0.join(BELL))
     }
 
-    /// Makes this process the agent, for as long as it has the file open; `None`: another process is the agent.
+    /// Makes this process the agent, for as long as the returned file is open; `None` if another process is the agent.
     pub(crate) fn lock(&self) -> Result<Option<File>, Error> {
         let path = self.0.join(LOCK);
         let at = |source| Error::Log {
@@ -100,19 +100,19 @@ impl LogDirectory {
         Ok(None)
     }
 
-    /// Whether this is the lock that other agents see. It is not if the directory was removed, and perhaps created again, as happens with a
-    /// user's memory at logout: then another agent may run.
+    /// Whether `lock` is the lock that other agents see. The lock is another one if the directory was removed, and perhaps created again,
+    /// as happens with a user's memory at logout: then another agent may run.
     pub(crate) fn is_locked_by(&self, lock: &File) -> bool {
         lies_at(lock, &self.0.join(LOCK))
     }
 
-    /// Whether an agent runs.
+    /// Whether an agent of the user runs.
     pub(crate) fn has_agent(&self) -> bool {
         let file = File::options().write(true).open(self.0.join(LOCK));
         file.is_ok_and(|file| flock(&file, FlockOperation::NonBlockingLockShared).is_err())
     }
 
-    /// Returns the process of the agent, if one runs.
+    /// Returns the process id of the agent, if an agent runs.
     pub(crate) fn agent(&self) -> Option<u32> {
         let pid = std::fs::read_to_string(self.0.join(LOCK)).ok()?;
         pid.parse().ok().filter(|_| self.has_agent())
@@ -152,14 +152,14 @@ impl LogDirectory {
     }
 }
 
-/// Whether an open file is the one that a path names.
+/// Whether an open file is still the file at a path.
 pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
     let id = |is: std::fs::Metadata| (is.dev(), is.ino());
     let named = path.symlink_metadata().map(id);
     named.is_ok_and(|named| file.metadata().map(id).is_ok_and(|own| own == named))
 }
 
-/// Returns the reason why a directory cannot be the directory of a user's logs.
+/// Returns the reason why a directory cannot be the directory of a user's logs; `None` if it can.
 fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
     let instead =
         "or set TIDEMILL_LABELS to a directory of yours that no other user can access (chmod 700)";
@@ -176,7 +176,7 @@ fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
         .then(|| "it must be a directory of yours that no other user can access (chmod 700)".into())
 }
 
-/// Returns the mountpoint of the cluster: `TIDEMILL_MOUNT`, or the only mount of this host.
+/// Returns the mountpoint of the cluster: `TIDEMILL_MOUNT`, or the only mountpoint of this host.
 pub(crate) fn mounted() -> Result<PathBuf, Error> {
     if let Some(named) = std::env::var_os("TIDEMILL_MOUNT") {
         return Ok(named.into());
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_of_deleted_directory_is_not_held() {
+    fn agent_lock_of_deleted_log_directory_is_not_held() {
         let (_place, directory) = directory();
         let lock = directory.lock().unwrap().unwrap();
         assert!(directory.is_locked_by(&lock) && directory.has_agent());
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn why_not_reports_owner_of_directory_and_remedy() {
+    fn log_directory_of_other_user_is_refused_with_remedy() {
         let (place, directory) = directory();
         let is = directory.path().metadata().unwrap();
         assert_eq!(why_not(&is, is.uid()), None);

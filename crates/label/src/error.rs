@@ -8,30 +8,30 @@ pub enum Error {
     /// The label was carried out and failed as the system call would have.
     #[error("{what} {path}: {source}")]
     Failed {
-        /// The operation.
+        /// Operation of the label.
         what: &'static str,
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
     /// The job of the label was refused, or failed.
     #[error("the analysis failed: {why}")]
     Analysis {
-        /// Errno: `EINVAL` if the cluster refused the job, `EIO` if it failed.
+        /// Errno of the failure: `EINVAL` if the cluster refused the job, `EIO` if the job failed.
         errno: i32,
-        /// Answer of the cluster.
+        /// Answer of the cluster about the job.
         why: String,
     },
     /// The label cannot wait for files.
     #[error("can't wait for files: {why}")]
     Await {
-        /// Errno of the failure.
+        /// Errno of the failed wait.
         errno: i32,
-        /// Reason of the failure.
+        /// Reason why the wait failed.
         why: String,
     },
-    /// The oldest file events that a subscription asks for are so old that the cluster has dropped them.
+    /// The cluster has dropped the oldest file events that a subscription requests.
     #[error(
         "some file events were discarded: the cluster remembers a limited number of file events; ask again to continue with the remaining events"
     )]
@@ -48,28 +48,28 @@ pub enum Error {
          with a larger quota"
     )]
     Full {
-        /// Bytes that the label takes.
+        /// Number of bytes that the label takes.
         needed: u64,
-        /// Bytes that the application may use.
+        /// Buffer quota of the application in bytes.
         capacity: u64,
     },
-    /// The limits of the host's administrator allow no larger buffer quota.
+    /// The limits that the host's administrator has set allow no larger buffer quota.
     #[error("{0}")]
     Quota(String),
-    /// The file of labels cannot be created or opened.
+    /// The log of an application cannot be created or opened.
     #[error("can't use {path} for labels: {source}")]
     Log {
-        /// The file.
+        /// Path of the log.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The file of labels is corrupt.
+    /// The log of an application is corrupt.
     #[error("{path} is corrupt: {why}")]
     Corrupt {
-        /// The file.
+        /// Path of the log.
         path: PathBuf,
-        /// Reason.
+        /// Description of the corruption.
         why: &'static str,
     },
     /// No agent can be started.
@@ -77,15 +77,15 @@ pub enum Error {
         "can't start `{program} agent`, which executes labels: {why}; put tidemill in PATH, or set TIDEMILL to it"
     )]
     Agent {
-        /// The program.
+        /// Program of the agent.
         program: String,
-        /// Reason of the failure.
+        /// Reason why the program cannot be started.
         why: String,
     },
-    /// No cluster is mounted here, or several are.
+    /// No cluster is mounted on this host, or several are and the caller named none.
     #[error("{0}")]
     Mount(String),
-    /// The time limit is over. The label still exists.
+    /// The time limit of a wait has passed. The label still exists.
     #[error("the label is not done yet")]
     Timeout,
     /// The process is a forked child of the registered application.

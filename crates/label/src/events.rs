@@ -1,6 +1,6 @@
-//! Arriving files: the questions of labels that wait for them, and a stream of all file events (next: `mount/src/fs/control/events.rs`).
+//! File events: the requests of labels that wait for files, and a stream of all file events (next: `mount/src/fs/control/events.rs`).
 //!
-//! The mount's control directory has a file for it, [`FILE`]: a question is written to it, and a read waits for the answer.
+//! The mount's control directory has the file [`FILE`] for requests: a write sends a request, and a read waits for the answer.
 
 use crate::agent::Tell;
 use crate::analysis::TEXT_MAX;
@@ -21,30 +21,31 @@ use std::time::{Duration, Instant};
 const FILE: &str = "events";
 /// Maximum number of labels of an application that wait for files at the same time.
 pub(crate) const AWAITED_MAX: usize = 64;
-/// Number of file events in one answer: as many as the cluster sends.
+/// Limit of file events in one answer that stands for as many as the cluster sends.
 const MANY: u64 = 0;
-/// Space for the answer to a label: one path, or all file events that the cluster sends at once.
+/// Size in bytes of the space for the answer to a label that waits for one file.
 pub(crate) const ONE_BYTES: u64 = 4096 + 64;
 const MANY_BYTES: u64 = 64 << 10;
 /// Buffer quota of the application of a stream, in bytes.
 const CAPACITY: u64 = 1 << 20;
-/// Pause before a question is repeated, if all places were taken or the mount was unreachable.
+/// Pause before a request is repeated, if the limit of waiting requests was reached or the mount was unreachable.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// A file that has arrived: a version that was closed under this path, or was renamed to it.
+/// File event: a version was closed at this path, or a file was renamed to this path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FileEvent {
-    /// Path as an address: `tidemill:/…`.
+    /// Path of the file as an address: `tidemill:/…`.
     pub path: String,
-    /// Number of the version: it counts the closes with new content.
+    /// Number of the file's version, which counts the closes with new content.
     pub version: u64,
-    /// Size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
     /// Cursor for later file events: see [`App::subscribe`].
     pub cursor: String,
 }
 
-/// All file events, in order, from a cursor on. They are labels of an application of their own, so that they delay no other labels.
+/// Stream of all file events, in order, from a cursor on. The stream's labels belong to a separate application, so that they delay no other
+/// labels.
 #[derive(Debug)]
 pub struct Subscription {
     app: App,
@@ -54,7 +55,7 @@ pub struct Subscription {
     ready: VecDeque<FileEvent>,
 }
 
-/// Answer of the cluster.
+/// Answer of the cluster to a request for file events.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct EventBatch {
     cursor: String,
@@ -85,7 +86,7 @@ impl EventBatch {
     }
 }
 
-/// Sends a question, and waits for the answer.
+/// Sends a request for file events, and waits for the answer.
 fn ask(mut file: File, limit: u64, since: &str, pattern: &str) -> std::io::Result<Vec<u8>> {
     file.write_all(format!("{limit}\0{since}\0{pattern}").as_bytes())?;
     file.rewind()?;
@@ -106,7 +107,7 @@ fn directory() -> PathBuf {
     format!("{CONTROL}/{user}").into()
 }
 
-/// Returns the present cursor of the cluster on `mount`, or an error if the pattern is invalid.
+/// Returns the current cursor of the cluster on `mount`, or an error if the pattern is invalid.
 pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Error> {
     let directory = mount.join(directory());
     let opened = File::options()
@@ -134,10 +135,9 @@ pub(crate) fn now(mount: &std::path::Path, pattern: &str) -> Result<String, Erro
     answer.map(|answer| answer.cursor).ok_or_else(strange)
 }
 
-/// State that a waiting label shares with its thread: whether it was cancelled, so that the thread does not write to its place.
+/// State that a waiting label shares with its thread: whether the label was cancelled, so that the thread does not write its answer.
 type CancelFlag = Arc<Mutex<bool>>;
 
-/// A label that waits.
 struct WaitingLabel {
     record: LogRecord,
     up: CancelFlag,
@@ -153,13 +153,13 @@ impl Awaiting {
         self.0.is_empty()
     }
 
-    /// Whether a label has to wait for a label that waits for a file.
+    /// Whether a label must not run before a label that waits for a file.
     pub(crate) fn hold_up(&self, record: &LogRecord) -> bool {
         let after = |one: &WaitingLabel| one.record.as_after() == record.after;
         self.0.iter().any(after) || record.is_await() && self.0.len() >= AWAITED_MAX
     }
 
-    /// Drops labels that have ended, and ends cancelled labels; all labels if the application has ended.
+    /// Drops labels that have ended, and ends cancelled labels; with `all`, because the application has ended, ends all labels.
     pub(crate) fn look(&mut self, log: &Log, all: bool) {
         let mut changed = false;
         self.0.retain(|one| {
@@ -176,7 +176,7 @@ impl Awaiting {
         }
     }
 
-    /// Starts a thread that waits for a file.
+    /// Starts a thread that waits for a file on behalf of a label.
     pub(crate) fn start(
         &mut self,
         log: &Arc<Log>,
@@ -194,7 +194,7 @@ impl Awaiting {
     }
 }
 
-/// Waits until a file has arrived, the label is cancelled, or the wait fails.
+/// Waits until a file event happens, the label is cancelled, or the wait fails; then settles the label.
 fn wait(log: &Log, root: &MountRoot, record: &LogRecord, (up, tell): (&CancelFlag, Tell)) {
     let texts = String::from_utf8_lossy(log.paths(record)).into_owned();
     let (pattern, since) = texts.split_once('\0').unwrap_or((&texts, ""));
@@ -227,7 +227,7 @@ fn wait(log: &Log, root: &MountRoot, record: &LogRecord, (up, tell): (&CancelFla
     }
 }
 
-/// Returns the reason of a refusal, in the cluster's words if there are any.
+/// Returns the reason why the cluster refused a request, in the cluster's words if it gave a reason.
 fn why(root: &MountRoot, pattern: &str, error: &std::io::Error) -> String {
     let reported = || {
         let mut reported = String::new();
@@ -243,7 +243,7 @@ fn why(root: &MountRoot, pattern: &str, error: &std::io::Error) -> String {
     reported.unwrap_or_else(|| format!("{pattern}: {error}"))
 }
 
-/// Returns the result of a label.
+/// Returns the outcome of a label for the result of its wait.
 fn outcome_of(
     record: &LogRecord,
     answer: EventBatch,
@@ -298,8 +298,8 @@ fn settle(
 }
 
 impl App {
-    /// Returns all matching files as they arrive: versions that are closed, and files that are renamed to a matching path. Begins now, or
-    /// at a cursor from a [`FileEvent`] or [`Subscription::cursor`]: then no later file event is missed.
+    /// Returns a stream of all file events whose paths match a pattern: versions that are closed, and files that are renamed to such a
+    /// path. The stream begins now, or at a cursor from a [`FileEvent`] or [`Subscription::cursor`]: then no later file event is missed.
     ///
     /// # Errors
     /// The pattern is invalid, or the cluster cannot be asked.
@@ -324,11 +324,11 @@ impl App {
 }
 
 impl Subscription {
-    /// Returns the next file event. Waits for it, for up to `limit` if given.
+    /// Returns the next file event. Waits for the event, for at most `limit` if given.
     ///
     /// # Errors
-    /// With [`Error::Timeout`], after which the call can be repeated. With [`Error::Missed`] once, if the cluster has dropped the oldest
-    /// file events: the stream then continues with the known ones.
+    /// [`Error::Timeout`], after which the call can be repeated. [`Error::Missed`] once, if the cluster has dropped the oldest file events:
+    /// the stream then continues with the oldest event that the cluster still has.
     pub fn next(&mut self, limit: Option<Duration>) -> Result<FileEvent, Error> {
         loop {
             if let Some(event) = self.ready.pop_front() {
@@ -373,7 +373,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_answer_parses_and_refuses_malformed_text() {
+    fn file_events_answer_decodes_and_refuses_malformed_text() {
         let one = "7\x000\0/a b\x006:/a b\x003\x0012\0";
         let answer = EventBatch::of(one.as_bytes()).unwrap();
         assert_eq!((answer.cursor.as_str(), answer.missed), ("7", false));

@@ -24,35 +24,34 @@ unsafe extern "C" {
     fn close(fd: std::ffi::c_int) -> std::ffi::c_int;
 }
 
-/// Flags of files that are written without a copy in the page cache.
+/// Flags for opening files that are written by direct I/O, without a copy in the page cache.
 const DIRECT: OFlags = OFlags::WRONLY.union(OFlags::DIRECT);
-/// Number of calls for new files that are under way at the same time.
+/// Maximum number of calls that create files and that run at the same time.
 const CALLS: usize = 2;
 
-/// The files of an application.
+/// Open files of an application.
 pub(crate) struct AppFiles {
     root: Arc<MountRoot>,
     calls: MountCalls,
     open: HashMap<PathBuf, WrittenFile>,
 }
 
-/// A file that is being written.
 struct WrittenFile {
     file: File,
     readable: bool,
     appends: bool,
-    /// The same file for direct I/O; `None` before it is needed, or where direct I/O is impossible.
+    /// The same file, open for direct I/O; `None` before it is needed, or if direct I/O is impossible.
     direct: Option<File>,
     can_direct: bool,
 }
 
-/// Labels of one file, and that file if it is open.
+/// Labels of one file, and the file if it is open.
 pub(crate) struct FileLabels {
     root: Arc<MountRoot>,
     path: PathBuf,
     open: Option<WrittenFile>,
     records: Vec<LogRecord>,
-    /// Whether some of the labels read.
+    /// Whether some of the labels read the file.
     reads: bool,
 }
 
@@ -77,13 +76,12 @@ impl AppFiles {
         self.open.clear();
     }
 
-    /// Whether `more` files are closed once they are written, because they are too many to stay open.
+    /// Whether `more` files are closed after they are written, because they are too many to stay open.
     pub(crate) fn are_many(&self, more: usize) -> bool {
         more > OPEN_MAX || self.open.len() + more > OPEN_MAX
     }
 
-    /// Creates the files of labels that are new and small, and settles their labels. Returns the labels of all other files. For files that
-    /// would not stay open.
+    /// Creates new, small files that would not stay open, and settles their labels. Returns the labels of all other files.
     pub(crate) fn make_new(
         &self,
         log: &Log,
@@ -116,7 +114,7 @@ impl AppFiles {
         others
     }
 
-    /// As [`Self::make_new`], call after call.
+    /// Creates files like [`Self::make_new`], by one call after the other.
     fn make_part(
         &self,
         log: &Log,
@@ -140,7 +138,7 @@ impl AppFiles {
         not
     }
 
-    /// Returns labels of one file, with that file.
+    /// Returns the labels of one file, with the file if it is open.
     pub(crate) fn take(&mut self, log: &Log, records: Vec<LogRecord>) -> FileLabels {
         let path = records.first().map_or(&[][..], |first| log.paths(first));
         let path = PathBuf::from(OsStr::from_bytes(path));
@@ -198,7 +196,7 @@ impl AppFiles {
     }
 }
 
-/// Copies a file, from its beginning: an agent that was killed during the copy has left a part.
+/// Copies a file from its beginning, because an agent that was killed during the copy has left an incomplete file.
 fn copy(root: &MountRoot, from: &Path, to: &Path, durable: bool) -> Result<u64> {
     let mut from = root.open_file(from, OFlags::RDONLY)?;
     let is = from.metadata()?;
@@ -263,7 +261,7 @@ impl FileLabels {
         self
     }
 
-    /// Carries out consecutive labels.
+    /// Carries out consecutive labels of one group.
     fn step(
         &mut self,
         log: &Log,
@@ -292,7 +290,7 @@ impl FileLabels {
         }
     }
 
-    /// Makes written bytes survive power loss.
+    /// Makes written bytes of the file survive power loss.
     fn sync(
         &mut self,
         log: &Log,
@@ -318,8 +316,8 @@ impl FileLabels {
         Ok(())
     }
 
-    /// Writes consecutive labels. If that fails, the outcome of all of them is unknown: bytes that a file on another host has accepted may
-    /// be lost until its close or a sync has returned.
+    /// Writes consecutive labels. If the write fails, the outcome of all the labels is unknown: bytes that a file on another host has
+    /// accepted may be lost until its close or a sync has returned.
     fn write(&mut self, log: &Log, run: &[LogRecord]) -> Result<()> {
         let tried = self.try_to_write(log, run);
         if tried.is_err() {
@@ -350,7 +348,7 @@ impl FileLabels {
         }
     }
 
-    /// Writes a label by itself.
+    /// Writes a single label.
     fn write_one(&mut self, log: &Log, record: &LogRecord) -> Result<u64> {
         if record.kind == RequestKind::Append
             && let Some(size) = self.append_again(log, record)?
@@ -364,7 +362,7 @@ impl FileLabels {
         Ok(record.size)
     }
 
-    /// Writes labels one by one that could not be written together, so that each gets its own outcome.
+    /// Writes labels one by one that could not be written together, so that each label gets its own outcome.
     fn write_each(
         &mut self,
         log: &Log,
@@ -391,7 +389,7 @@ impl FileLabels {
         }
     }
 
-    /// Completes an append that another agent began, if bytes of it may exist in the file.
+    /// Completes an append that an earlier agent began, if some of its bytes may exist in the file.
     fn append_again(&mut self, log: &Log, record: &LogRecord) -> Result<Option<u64>> {
         let Some(place) = log.noted(record.at) else {
             return Ok(None);
@@ -474,7 +472,7 @@ impl FileLabels {
         Ok(open)
     }
 
-    /// Reads into the label's place. Returns the number of bytes.
+    /// Reads bytes into the label's space in the log. Returns the number of bytes.
     fn read(&self, log: &Log, record: &LogRecord) -> Result<u64> {
         let into = log.answer(record);
         patiently(|| {
@@ -492,8 +490,8 @@ impl FileLabels {
 }
 
 impl WrittenFile {
-    /// Writes the first of consecutive labels from their place in the log, without a copy in the page cache: memory of the cache that was
-    /// never used before is slower than a device. Returns the number of bytes. The remaining labels are written as usual.
+    /// Writes the first of consecutive labels from the log by direct I/O, without a copy in the page cache, because page-cache memory that
+    /// was never used before is slower than a device. Returns the number of bytes. The caller writes the remaining labels as usual.
     fn write_direct(
         &mut self,
         log: &Log,
@@ -534,8 +532,8 @@ fn durable(run: &[LogRecord]) -> bool {
     run.iter().any(|record| record.flags & DURABLE != 0)
 }
 
-/// Returns the error that a close would return: errors of a file on another host are reported by its close, and a label that was reported
-/// as done cannot fail any more.
+/// Returns the error that a close would return: a file on another host reports errors at its close, and a label that was reported as done
+/// cannot fail any more.
 fn hear(file: &File) -> Result<()> {
     loop {
         let duplicate = file.try_clone()?.into_raw_fd();
@@ -551,7 +549,7 @@ fn hear(file: &File) -> Result<()> {
     }
 }
 
-/// Reads to the end of the buffer, or of the file.
+/// Reads until the buffer is full, or to the end of the file.
 pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize> {
     let mut read = 0;
     while read < into.len() {
@@ -565,7 +563,7 @@ pub(crate) fn read_at(file: &File, into: &mut [u8], offset: u64) -> Result<usize
     Ok(read)
 }
 
-/// Notes the offsets at which labels will be appended.
+/// Records in the log the offsets at which labels will be appended.
 fn note_ends(file: &File, log: &Log, run: &[LogRecord]) -> Result<()> {
     let mut end = file.metadata()?.len();
     for record in run {
@@ -575,7 +573,7 @@ fn note_ends(file: &File, log: &Log, run: &[LogRecord]) -> Result<()> {
     Ok(())
 }
 
-/// Writes consecutive labels without their first `skip` bytes, as far as one call does.
+/// Writes consecutive labels without their first `skip` bytes, as far as one system call does. Returns the number of bytes.
 fn write_some(file: &File, log: &Log, run: &[LogRecord], skip: u64) -> Result<u64> {
     let mut before = skip;
     let mut pieces = Vec::with_capacity(run.len());

@@ -1,4 +1,4 @@
-//! Reads a log of arbitrary bytes while another thread changes them. For `fuzz/`.
+//! Fuzz target (for `fuzz/`) that reads a log of arbitrary bytes while another thread changes them.
 
 use crate::log::{ALIGN, CAPACITY_MIN, HEADER, Log, MappedMemory, RequestKind, length_of};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -8,12 +8,12 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicPtr, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// Bytes of the input that set the ends of the log and the bytes that the other thread changes.
+/// Number of input bytes that set the ends of the log and the bytes that the other thread changes.
 const LEAD: usize = 32;
 /// Maximum number of records that are read for one input.
 const RECORDS: usize = 64;
 
-/// The memory of the log, shared with a thread that changes it.
+/// Memory of the log, shared with a thread that changes it.
 struct SharedMemory {
     path: PathBuf,
     map: MappedMemory,
@@ -57,7 +57,7 @@ fn shared() -> &'static SharedMemory {
     })
 }
 
-/// Reads a log that contains these bytes.
+/// Reads a log that contains the bytes `bytes`.
 ///
 /// # Panics
 /// A path, the data or the answer of a record is outside of the log.
@@ -108,7 +108,7 @@ pub fn read(bytes: &[u8]) {
     }
 }
 
-/// Completes most heads of records, whose fields must agree: one with an even first byte gets the magic and the length of its fields.
+/// Completes most heads of records, whose fields must agree: a head with an even first byte gets the magic and the length of its fields.
 fn records(ring: &[u8]) -> Vec<u8> {
     let mut ring = ring.to_vec();
     for head in ring.chunks_exact_mut(64).filter(|head| head[0] % 2 == 0) {

@@ -1,19 +1,19 @@
-//! Goals of an application: how long its labels are gathered, and when its files are closed.
+//! QoS goals of an application: how long its labels are gathered, and when its files are closed.
 
 use std::time::Duration;
 
-/// Goal of an application.
+/// QoS goal of an application.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Intent {
-    /// No particular goal.
+    /// The application has no particular goal.
     #[default]
     None,
-    /// Others see written bytes soon: files are closed as soon as they are written.
+    /// Low latency: files are closed as soon as they are written, so that other clients see the bytes soon.
     LowLatency,
     /// High throughput: labels are gathered, and files stay open longer.
     Bandwidth,
-    /// Few wake-ups: as for bandwidth, and the agent checks seldom.
+    /// Few wake-ups: files and labels are handled as for [`Self::Bandwidth`], and the agent checks seldom.
     Energy,
 }
 
@@ -57,7 +57,7 @@ impl Intent {
         found.map_or(MANNERS[0].1, |(_, manner)| *manner)
     }
 
-    /// Returns the default placement policy of its analyses.
+    /// Returns the default placement policy of analyses of an application with this intent.
     pub(crate) fn policy(self) -> Option<&'static str> {
         match self {
             Self::None => None,
@@ -67,7 +67,7 @@ impl Intent {
         }
     }
 
-    /// Returns its name for users.
+    /// Returns the name of the intent for users.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {

@@ -1,5 +1,5 @@
-//! Labels that are jobs of the cluster: submitted, watched and cancelled through the mount's control directory, as by any user (next:
-//! `mount/src/fs/control/submit.rs`).
+//! Labels that are jobs of the cluster. The module submits, watches and cancels them through the mount's control directory, as any user can
+//! (next: `mount/src/fs/control/submit.rs`).
 
 use crate::agent::Tell;
 use crate::analysis::{Paths, TEXT_MAX, quoted};
@@ -17,37 +17,35 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-/// Maximum number of jobs of an application that are under way at the same time.
+/// Maximum number of jobs of an application that run at the same time.
 const JOBS_MAX: usize = 64;
-/// Pause before a job is examined again; it grows by half each time, up to the longest.
+/// Pause before the state of a job is read again; it grows by half each time, up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(2);
 const PAUSE_MAX: Duration = Duration::from_millis(200);
-/// Time that a mount may take to see a result.
+/// Maximum time until a mount sees the result of a job.
 const HEARD_AFTER: Duration = Duration::from_secs(5);
-/// Largest file of the control directory that is read, in bytes.
+/// Maximum size in bytes of a file of the control directory that is read.
 const CONTROL_MAX: u64 = 64 << 20;
 
-/// The control directory, below the mount.
+/// Path of the control directory, below the mountpoint.
 pub(crate) const CONTROL: &str = ".tidemill";
 
-/// Failure of a job: an errno, and a text.
+/// Failure of a job: an errno, and the reason.
 type JobFailure = (i32, String);
 
-/// Outcome of a job.
 enum JobEnd {
     Done(u64),
     Cancelled,
     Failed(JobFailure),
 }
 
-/// A job under way.
+/// A job that runs for a label.
 struct RunningJob {
     after: u64,
     paths: Paths,
     thread: JoinHandle<()>,
 }
 
-/// The jobs of an application that are under way.
 #[derive(Default)]
 pub(crate) struct Jobs(Vec<RunningJob>);
 
@@ -61,7 +59,7 @@ impl Jobs {
         self.0.retain(|job| !job.thread.is_finished());
     }
 
-    /// Whether a label has to wait for a job that is under way: because it requires that, because it uses a file that the job creates, or
+    /// Whether a label has to wait for a running job: because the label depends on the job, because it uses a file that the job creates, or
     /// because it keeps its order with all labels.
     pub(crate) fn hold_up(&self, log: &Log, record: &LogRecord) -> bool {
         let jobs = &self.0;
@@ -82,7 +80,7 @@ impl Jobs {
             }
     }
 
-    /// Submits a job, and starts a thread that waits for it. The inputs are in closed files.
+    /// Submits a job, and starts a thread that waits for the job. The inputs must be in closed files.
     pub(crate) fn start(
         &mut self,
         log: &Arc<Log>,
@@ -176,7 +174,7 @@ impl ControlDirectory {
         })
     }
 
-    /// Submits the job of a label, or finds it submitted: by its key it is one job, however often it is submitted.
+    /// Submits the job of a label, or finds the job if it is already submitted: its key makes repeated submissions one job.
     fn submit(&self, log: &Log, record: &LogRecord) -> std::result::Result<u64, JobFailure> {
         let path = log.path().with_extension(format!("{}.job", record.id));
         let shown = path.display().to_string();
@@ -210,7 +208,7 @@ impl ControlDirectory {
         })
     }
 
-    /// Waits until a job has ended, and cancels it when the label is cancelled.
+    /// Waits until a job has ended; cancels the job when the label is cancelled.
     fn wait(&self, log: &Log, record: &LogRecord, (job, result): (u64, Option<&[u8]>)) -> JobEnd {
         let (mut pause, mut reported) = (PAUSE_MIN, false);
         loop {
@@ -279,7 +277,7 @@ fn is_not_heard_of(error: &Error, begun: Instant) -> bool {
     error.kind() == ErrorKind::NotFound && begun.elapsed() < HEARD_AFTER
 }
 
-/// Writes the script of a label to a path that the mount can read.
+/// Writes the script of a label to a file that the mount can read.
 fn keep(path: &Path, log: &Log, record: &LogRecord) -> Result<File> {
     let mut how = OpenOptions::new();
     let how = how.write(true).create(true).truncate(true).mode(0o600);
@@ -291,13 +289,13 @@ fn keep(path: &Path, log: &Log, record: &LogRecord) -> Result<File> {
     Ok(file)
 }
 
-/// Returns the state in a job's file.
+/// Returns the state of a job from the text of its status file.
 fn state(text: &str) -> &str {
     let line = text.lines().find_map(|line| line.strip_prefix("state "));
     line.unwrap_or_default().trim()
 }
 
-/// Returns the energy of its runs, which has a line of its own after the first run.
+/// Returns the energy of a job's runs from its status file, which has a line for the energy after the first run.
 fn drew(text: &str) -> Drew {
     let line = text.lines().find_map(|line| line.strip_prefix("energy "));
     let mut numbers = line.into_iter().flat_map(str::split_whitespace);
@@ -309,7 +307,7 @@ fn drew(text: &str) -> Drew {
     }
 }
 
-/// Returns the error of the first task that has one: the text below that word in the head of the table.
+/// Returns the error of the first failed task from the status file: the text in the column of errors.
 fn error(text: &str) -> String {
     let mut lines = text.lines().skip_while(|line| !line.starts_with("task "));
     let column = lines.next().and_then(|head| {
@@ -331,7 +329,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn job_file_parses_state_error_and_energy() {
+    fn job_status_file_parses_state_error_and_energy() {
         let text = "job      3\nname     state x\nstate    failed\n\n\
                     energy   1250 microjoules above idle in 3 runs, estimated; 1 runs not known\n\
                     task    kernel  state   node  ms  read  written  error\n\

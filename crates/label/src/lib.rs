@@ -1,8 +1,8 @@
 //! Labels of applications: asynchronous requests (next: `label/src/agent.rs`).
 //!
-//! An application registers and publishes labels: write these bytes, read those, delete, rename. Publishing is a copy into memory that a
-//! file of this host backs. So it takes as long as a copy, and a published label is kept whatever process is killed. The user's **agent**
-//! carries it out through the mount, merges related labels, and continues after the application has ended.
+//! An application registers and publishes labels. A label is a request: write, read, delete or rename a file. Publishing is a copy into
+//! memory that a file of this host backs. So publishing takes as long as a copy, and a published label survives the end of any process. The
+//! user's **agent** carries the label out through the mount, merges related labels, and continues after the application has ended.
 //! [docs/labels.md](../../../docs/labels.md) describes the guarantees.
 //!
 //! ```no_run

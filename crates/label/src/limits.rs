@@ -1,5 +1,5 @@
-//! Limits that the host's administrator sets for the logs of each user. The library enforces them. A log is the user's own file, so only
-//! the system limits a program that does not use the library.
+//! Limits that the host's administrator sets for the logs of each user. The library enforces the limits. A log is the user's own file, so
+//! only the operating system limits a program that does not use the library.
 
 use crate::directory::LogDirectory;
 use crate::error::Error;
@@ -8,23 +8,22 @@ use rustix::fs::{FlockOperation, flock};
 use std::fs::File;
 use std::path::Path;
 
-/// File with lines `buffer-quota = SIZE` and `sum-max = SIZE`.
+/// Path of the configuration file, which has lines `buffer-quota = SIZE` and `sum-max = SIZE`.
 pub(crate) const FILE: &str = "/etc/tidemill/labels.conf";
-/// Locked while a log is created, so that two logs cannot both take the remaining space.
+/// File that is locked while a log is created, so that two logs cannot both take the remaining space.
 const LOCK: &str = "register.lock";
 const UNITS: [(&str, u64); 3] = [("KiB", 1 << 10), ("MiB", 1 << 20), ("GiB", 1 << 30)];
 
-/// Limits in bytes; see the module.
+/// Limits on the sizes of logs, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BufferLimits {
-    /// Limit of one application.
     buffer_quota: u64,
-    /// Limit of all applications of a user together.
+    /// Maximum sum of the buffer quotas of a user's applications.
     sum: u64,
 }
 
 impl BufferLimits {
-    /// Reads the limits of a file; there are none if the file does not exist.
+    /// Reads the limits of a configuration file; there are no limits if the file does not exist.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let mut limits = Self {
             buffer_quota: u64::MAX,
@@ -55,8 +54,8 @@ impl BufferLimits {
         Ok(limits)
     }
 
-    /// Returns the buffer quota of an application that asks for `asked` bytes, 0 for `default`. Hold the returned lock until its log
-    /// exists.
+    /// Returns the buffer quota of an application that asks for `asked` bytes, where 0 stands for `default`. The caller must hold the
+    /// returned lock until the application's log exists.
     pub(crate) fn allow(
         &self,
         directory: &LogDirectory,
@@ -106,7 +105,7 @@ impl BufferLimits {
     }
 }
 
-/// Returns a size: a number, perhaps with a unit.
+/// Parses a size in bytes: a number, perhaps with a unit.
 fn bytes(text: &str) -> Option<u64> {
     let unit = UNITS
         .into_iter()

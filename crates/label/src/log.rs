@@ -1,9 +1,9 @@
-//! The log of an application: a file that application and agent map. So publishing is a copy in memory, and published labels outlive both
-//! processes (next: `label/src/agent.rs`).
+//! The log of an application: a file that both the application and the agent map. So the application publishes a label by a copy in memory,
+//! and published labels outlive both processes (next: `label/src/agent.rs`).
 //!
-//! A header page, then a ring of records. The application appends records and moves `head`, which alone publishes them; the agent settles
-//! them by their status; the application moves `tail` over settled records whose outcome is not needed any more. No record crosses the end
-//! of the ring: a filler record takes the remaining space.
+//! The log is a header page, then a ring of records. The application appends records and moves `head`, which alone publishes the records.
+//! The agent settles a record by a final status. The application moves `tail` over settled records whose outcome is not needed any more. No
+//! record crosses the end of the ring: a filler record takes the remaining space.
 
 use crate::app::{DURABLE, IF_DONE, IF_FAILED, PART};
 use crate::directory::lies_at;
@@ -22,26 +22,26 @@ use std::time::Duration;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"tidelbl1");
 const RECORD: u32 = u32::from_le_bytes(*b"labl");
-/// Bytes before the ring.
+/// Size in bytes of the header before the ring.
 pub(crate) const HEADER: u64 = 4096;
-/// Alignment of records, which is also the size of their heads.
+/// Alignment of records in bytes, which is also the size of a record's head.
 pub(crate) const ALIGN: u64 = 64;
 /// Maximum length of an application's name, in bytes.
 pub(crate) const NAME_MAX: usize = 128;
-/// Size from which durable labels are written directly from the log, in whole pages.
+/// Size in bytes from which the data of a durable label is written directly from the log, in whole pages.
 pub(crate) const DIRECT_MIN: u64 = 256 << 10;
 pub(crate) const PAGE: u64 = 4096;
-/// Smallest and largest ring, in bytes.
+/// Minimum and maximum size of the ring, in bytes.
 pub(crate) const CAPACITY_MIN: u64 = 1 << 16;
 pub(crate) const CAPACITY_MAX: u64 = 1 << 36;
-/// Maximum length of the paths of a label together, in bytes.
+/// Maximum total length of the paths of a label, in bytes.
 pub(crate) const PATHS_MAX: usize = 8 << 10;
 
-/// How the agent sleeps: until a label is published, or while it gathers.
+/// How the agent sleeps: until a label is published, or while it gathers several labels.
 const ASLEEP: u32 = 1;
 const GATHERING: u32 = 2;
 
-/// Outcome that a record states.
+/// Status of a record in the log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub(crate) enum RecordStatus {
@@ -50,7 +50,7 @@ pub(crate) enum RecordStatus {
     Done,
     Failed,
     Cancelled,
-    /// As running, but the application has cancelled it: the agent stops it if possible.
+    /// The record is running, but the application has cancelled it: the agent stops it if possible.
     Stopping,
 }
 
@@ -71,23 +71,22 @@ impl RecordStatus {
     }
 }
 
-/// Kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 pub(crate) enum RequestKind {
-    /// No request: it fills the end of the ring.
+    /// The record is no request: it fills the end of the ring.
     Filler,
     Write,
     Append,
     Read,
     Delete,
     Move,
-    /// No request except its place in the order.
+    /// The record has no effect; it orders the labels before it and after it.
     Fence,
-    /// A job of the cluster: `offset` bytes of its script, then space for its result. Its paths are those of [`Paths`].
+    /// The record is a job of the cluster: `offset` bytes of script, then space for the result. The record's paths are those of [`Paths`].
     Analyse,
     Copy,
-    /// Waits for arriving files: at most `offset` of them, 0 for as many as fit. Its paths are a pattern and a cursor.
+    /// The record waits for file events: at most `offset` of them, or for 0 as many as fit. The record's paths are a pattern and a cursor.
     Await,
 }
 
@@ -109,7 +108,7 @@ impl RequestKind {
         .find(|kind| *kind as u16 == number)
     }
 
-    /// Whether the record has bytes for the agent after its paths.
+    /// Whether a record of this kind has bytes for the agent after its paths.
     pub(crate) fn carries(self) -> bool {
         matches!(self, Self::Write | Self::Append | Self::Analyse)
     }
@@ -119,17 +118,17 @@ impl RequestKind {
 struct LogHead {
     magic: AtomicU64,
     capacity: AtomicU64,
-    /// Bytes published, and bytes freed, since the log was created.
+    /// Number of bytes published, and number of bytes freed, since the log was created.
     head: AtomicU64,
     tail: AtomicU64,
-    /// All labels up to this id are in closed files, or have failed.
+    /// Id up to which all labels are in closed files, or have failed.
     stored: AtomicU64,
-    /// A call waits until labels up to this id are stored.
+    /// Id up to which a call waits until all labels are stored.
     wanted: AtomicU64,
-    /// Changes whenever a label is settled; and the number of waiters for that.
+    /// Counter that changes whenever a label is settled, and the number of threads that wait for a change.
     settled: AtomicU32,
     waiters: AtomicU32,
-    /// Changes whenever a label is published or wanted; and whether the agent sleeps.
+    /// Counter that changes whenever a label is published or wanted, and whether the agent sleeps.
     bell: AtomicU32,
     asleep: AtomicU32,
     pid: AtomicU32,
@@ -137,34 +136,34 @@ struct LogHead {
     failed: AtomicU64,
     bytes: AtomicU64,
     labels: AtomicU64,
-    /// The boot in which it was created: memory that was not on its device is lost with the boot.
+    /// Boot id of the boot in which the log was created: memory that was not written to its device is lost with the boot.
     boot: [AtomicU64; 2],
-    /// The type of the file system that contains the paths, as in `statfs`.
+    /// Type of the file system that contains the labels' paths, as in `statfs`.
     system: AtomicU64,
     name_length: AtomicU64,
     root_length: AtomicU64,
-    /// Goal of the application.
+    /// QoS goal of the application.
     intent: AtomicU32,
-    /// A call waits until labels up to this id are done.
+    /// Id up to which a call waits until all labels are done.
     hurried: AtomicU64,
-    /// Position at which the gathering agent is woken.
+    /// Position of `head` at which a gathering agent is woken.
     enough: AtomicU64,
-    /// Not 0: a process that knows its name may resume it, so it is kept for a while after its application ended.
+    /// Not 0 if a process that knows the log's name may resume the log, so that the log is kept for a while after its application ended.
     keyed: AtomicU32,
-    /// Energy of the runs of its jobs' kernels, as in [`Drew`].
+    /// Energy of the kernel runs of the application's jobs, as in [`Drew`].
     microjoules: AtomicU64,
     runs: AtomicU64,
     unknown: AtomicU64,
 }
 
-/// Energy that runs of kernels used above the idle power of their nodes, as the cluster estimates it.
+/// Energy that kernel runs used above the idle power of their nodes, as the cluster estimates it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Drew {
-    /// Energy of the runs with a known value, in millionths of a joule.
+    /// Energy of the runs with a known value, in microjoules.
     pub microjoules: u64,
-    /// Number of these runs.
+    /// Number of the runs with a known value.
     pub runs: u64,
-    /// Number of runs without a known value.
+    /// Number of the runs without a known value.
     pub unknown: u64,
 }
 
@@ -186,10 +185,10 @@ struct RecordHead {
 const _: () = assert!(size_of::<RecordHead>() == 64 && size_of::<LogHead>() <= NAME_AT);
 const NAME_AT: usize = 512;
 const ROOT_AT: usize = 1024;
-/// Maximum length of the path of the directory that all others are below, in bytes.
+/// Maximum length in bytes of the path of the directory that contains all paths of the labels.
 pub(crate) const ROOT_MAX: usize = 3072;
 
-/// Memory of a file that several processes map.
+/// Mapping of a file that several processes map.
 pub(crate) struct MappedMemory {
     base: *mut u8,
     length: usize,
@@ -201,7 +200,7 @@ unsafe impl Send for MappedMemory {}
 unsafe impl Sync for MappedMemory {}
 
 impl MappedMemory {
-    /// Maps the first bytes of a file, which must have as many; with all their pages now, or each at its first access.
+    /// Maps the first `length` bytes of a file, which must be at least that long. With `now` all pages are mapped at once.
     pub(crate) fn of(file: &File, length: usize, now: bool) -> std::io::Result<Self> {
         let pages = if now {
             MapFlags::POPULATE
@@ -216,7 +215,7 @@ impl MappedMemory {
         Ok(Self { base, length })
     }
 
-    /// Returns its first byte.
+    /// Returns the address of the first byte of the mapping.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base
     }
@@ -229,19 +228,19 @@ impl Drop for MappedMemory {
     }
 }
 
-/// Request of a record. Offsets are in bytes.
+/// Request of a record, as it is appended to the log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogRequest<'a> {
     pub(crate) kind: RequestKind,
     pub(crate) flags: u16,
     pub(crate) status: RecordStatus,
     pub(crate) id: u64,
-    /// Position plus one of the last record of the label that has to be settled first; 0: none.
+    /// Position plus one of the last record of the label that has to be settled before this record runs; 0 if there is no such label.
     pub(crate) after: u64,
     pub(crate) offset: u64,
-    /// Bytes to write, or to read.
+    /// Number of bytes to write or to read.
     pub(crate) size: u64,
-    /// One path, or two with a zero between.
+    /// One path, or two paths with a zero between them.
     pub(crate) paths: &'a [u8],
 }
 
@@ -250,15 +249,14 @@ pub(crate) struct LogRequest<'a> {
 pub(crate) struct Terms {
     pub(crate) capacity: u64,
     pub(crate) intent: Intent,
-    /// By default that of the process.
+    /// Umask of the application; by default the umask of the process.
     pub(crate) umask: Option<u32>,
     pub(crate) keyed: bool,
 }
 
-/// A record in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LogRecord {
-    /// Its position since the log was created.
+    /// Position of the record in bytes since the log was created.
     pub(crate) at: u64,
     pub(crate) length: u64,
     pub(crate) kind: RequestKind,
@@ -267,7 +265,7 @@ pub(crate) struct LogRecord {
     pub(crate) after: u64,
     pub(crate) offset: u64,
     pub(crate) size: u64,
-    /// Whether an earlier agent began it and did not end it.
+    /// Whether an earlier agent began the record and did not end it.
     pub(crate) again: bool,
     paths: u32,
 }
@@ -277,7 +275,7 @@ impl LogRecord {
         Self { again, ..self }
     }
 
-    /// Whether all labels before it are done before it, and all labels after it begin after it.
+    /// Whether the record runs alone: all labels before it are done before it begins, and all labels after it begin after it is done.
     pub(crate) fn is_alone(&self) -> bool {
         matches!(
             self.kind,
@@ -285,27 +283,27 @@ impl LogRecord {
         )
     }
 
-    /// Whether the cluster carries it out, and not the agent.
+    /// Whether the cluster, not the agent, carries out the record.
     pub(crate) fn is_job(&self) -> bool {
         self.kind == RequestKind::Analyse
     }
 
-    /// Whether others act, and the agent only waits.
+    /// Whether the agent only waits for the actions of other clients.
     pub(crate) fn is_await(&self) -> bool {
         self.kind == RequestKind::Await
     }
 
-    /// Whether it may run at the same time as others from this position on.
+    /// Whether the record may run at the same time as other records from this position on.
     pub(crate) fn is_free_from(&self, at: u64) -> bool {
         self.flags & PART != 0 || self.after <= at
     }
 
-    /// Returns the value of `after` for records that follow it.
+    /// Returns the value of `after` for records that depend on this record.
     pub(crate) fn as_after(&self) -> u64 {
         self.at + 1
     }
 
-    /// Returns the number of bytes that the application added to it.
+    /// Returns the number of bytes that the application added to the record.
     fn given(&self) -> usize {
         let given = match self.kind {
             RequestKind::Analyse => self.offset,
@@ -315,7 +313,7 @@ impl LogRecord {
     }
 }
 
-/// A log.
+/// The mapped log of an application.
 pub(crate) struct Log {
     map: MappedMemory,
     file: File,
@@ -329,7 +327,7 @@ impl std::fmt::Debug for Log {
     }
 }
 
-/// Returns the id of this boot.
+/// Returns the id of the host's current boot.
 fn boot() -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -340,18 +338,18 @@ fn boot() -> [u64; 2] {
     [half(0..16), half(16..32)]
 }
 
-/// Returns the size of a record before its bytes or its answer.
+/// Returns the number of bytes in a record before its data or its answer.
 fn lead_of(paths: usize) -> u64 {
     ALIGN + (paths as u64).next_multiple_of(ALIGN)
 }
 
-/// Returns the size of a record.
+/// Returns the length in bytes of a record.
 pub(crate) fn length_of(paths: usize, size: u64) -> u64 {
     lead_of(paths) + size.next_multiple_of(ALIGN)
 }
 
 impl Log {
-    /// Creates the log of an application and locks it for as long as the application has it open. `path` must not exist.
+    /// Creates the log of an application and locks the log for as long as the application has it open. `path` must not exist.
     pub(crate) fn make(
         path: &Path,
         name: &str,
@@ -428,7 +426,7 @@ impl Log {
         head.magic.store(MAGIC, Ordering::Release);
     }
 
-    /// Resumes a log that was left, as its application; `None`: another process has it, or it is being removed.
+    /// Resumes the log of an ended application and locks it; `None` if another process has locked the log or is removing it.
     pub(crate) fn take_up(path: &Path) -> Result<Option<Self>, Error> {
         let log = Self::open(path)?;
         if !log.is_keyed() || !log.is_of_this_boot() || !log.lock() {
@@ -442,12 +440,12 @@ impl Log {
         Ok(Some(log))
     }
 
-    /// Whether it is the file at its path. Its directory may have been removed, and created again.
+    /// Whether the log is still the file at its path; the directory may have been removed and created again.
     pub(crate) fn lies_there(&self) -> bool {
         lies_at(&self.file, self.path())
     }
 
-    /// Locks it, unless another process has it.
+    /// Locks the log, unless another process has locked it. Returns whether the log is locked.
     pub(crate) fn lock(&self) -> bool {
         flock(&self.file, FlockOperation::NonBlockingLockExclusive).is_ok()
     }
@@ -456,12 +454,12 @@ impl Log {
         self.head().keyed.load(Ordering::Relaxed) != 0
     }
 
-    /// Opens the log of another process, to carry it out.
+    /// Opens the log of another process, to carry out its records.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         Self::of_other(path, true)
     }
 
-    /// Opens the log of another process, to read parts of it.
+    /// Opens the log of another process, to read its counters.
     pub(crate) fn look(path: &Path) -> Result<Self, Error> {
         Self::of_other(path, false)
     }
@@ -490,7 +488,7 @@ impl Log {
         Ok(log)
     }
 
-    /// Maps all pages now: publishing should not wait for each of them.
+    /// Maps the file of a log. With `now` all pages are mapped at once, so that publishing does not wait for page faults.
     fn map(file: File, path: &Path, length: u64, now: bool) -> Result<Self, Error> {
         let at = |source: std::io::Error| Error::Log {
             path: path.to_owned(),
@@ -537,7 +535,7 @@ impl Log {
         String::from_utf8_lossy(name).into_owned()
     }
 
-    /// Returns the directory that paths are relative to, and the type of its file system.
+    /// Returns the directory that the labels' paths are relative to, and the type of its file system.
     pub(crate) fn root(&self) -> (&Path, u64) {
         let head = self.head();
         let root = self.text(&head.root_length, ROOT_AT, ROOT_MAX);
@@ -549,19 +547,19 @@ impl Log {
         Intent::of(self.head().intent.load(Ordering::Relaxed)).unwrap_or_default()
     }
 
-    /// Whether it was created since the last start of the host.
+    /// Whether the log was created since the last start of the host.
     pub(crate) fn is_of_this_boot(&self) -> bool {
         let made = &self.head().boot;
         let made = [&made[0], &made[1]].map(|half| half.load(Ordering::Relaxed));
         made == boot()
     }
 
-    /// Whether its file is deleted.
+    /// Whether the file of the log is deleted.
     pub(crate) fn is_removed(&self) -> bool {
         self.file.metadata().map_or(true, |file| file.nlink() == 0)
     }
 
-    /// Whether the application has ended.
+    /// Whether the application of the log has ended.
     pub(crate) fn is_left(&self) -> bool {
         let left = flock(&self.file, FlockOperation::NonBlockingLockShared).is_ok();
         if left {
@@ -594,12 +592,12 @@ impl Log {
         self.head().tail.load(Ordering::Acquire)
     }
 
-    /// Frees the space before `to`. Only the application calls it, or the agent after the application.
+    /// Frees the space of the ring before `to`. Only the application calls this function, or the agent after the application has ended.
     pub(crate) fn free(&self, to: u64) {
         self.head().tail.store(to, Ordering::Release);
     }
 
-    /// Returns the bytes to skip after the last record for one more, if there is space for both.
+    /// Returns the number of bytes to skip after the last record before a new record, if the ring has space for both.
     pub(crate) fn space(&self, asked: &LogRequest<'_>) -> Option<u64> {
         let (head, tail) = (self.published(), self.freed());
         let (lead, length) = (lead_of(asked.paths.len()), asked.length());
@@ -616,8 +614,7 @@ impl Log {
         (at + length - tail <= self.capacity).then_some(at - head)
     }
 
-    /// Writes a record after the last and publishes it, with the bytes to skip before it: there must be [`Self::space`]. Returns its
-    /// position.
+    /// Appends a record and publishes it, after skipping `left_out` bytes, the result of [`Self::space`]. Returns its position.
     pub(crate) fn append(&self, asked: &LogRequest<'_>, bytes: &[u8], left_out: u64) -> u64 {
         let head = self.published();
         let (at, length) = (head + left_out, asked.length());
@@ -664,7 +661,7 @@ impl Log {
         unsafe { self.record_head(at).write(head) };
     }
 
-    /// Returns the published record at a position, or an error if there is none.
+    /// Returns the published record at a position, or an error if no record starts at this position.
     pub(crate) fn record(&self, at: u64) -> Result<LogRecord, Error> {
         let (to_end, to_head) = (
             self.capacity - at % self.capacity,
@@ -710,7 +707,7 @@ impl Log {
         })
     }
 
-    /// Whether a record is to be carried out, from the outcome of the label that it follows; `None`: the outcome is not known yet.
+    /// Whether a record is to be carried out, given the outcome of the label that it follows; `None` if the outcome is not known yet.
     pub(crate) fn is_due(&self, record: &LogRecord) -> Result<Option<bool>, Error> {
         let wanted = record.flags & (IF_DONE | IF_FAILED);
         if wanted == 0 {
@@ -737,7 +734,7 @@ impl Log {
         unsafe { std::slice::from_raw_parts(self.place(record.at, ALIGN), record.paths as usize) }
     }
 
-    /// Returns the bytes that the application added to a record.
+    /// Returns the bytes that the application added to a record after its paths.
     pub(crate) fn data(&self, record: &LogRecord) -> &[u8] {
         let before = lead_of(record.paths as usize);
         let size = usize::try_from(record.size).unwrap_or(0);
@@ -746,12 +743,11 @@ impl Log {
         &bytes[..size.min(record.given())]
     }
 
-    /// Returns the answer to a settled record.
     pub(crate) fn answered(&self, record: &LogRecord) -> &[u8] {
         self.answer(record)
     }
 
-    /// Returns the place of the answer to a record. One thread of the agent has it while the record is running.
+    /// Returns the space of a record's answer. Only one thread of the agent uses the space while the record is running.
     #[expect(
         clippy::mut_from_ref,
         reason = "the memory is shared; the status shows who may write it"
@@ -767,7 +763,7 @@ impl Log {
         unsafe { std::slice::from_raw_parts_mut(self.place(record.at, before + given), size) }
     }
 
-    /// Whether these bytes are within the ring.
+    /// Whether the slice `bytes` is inside the ring.
     #[cfg(fuzzing)]
     pub(crate) fn has(&self, bytes: &[u8]) -> bool {
         let ring = self.place(0, 0).cast_const()..=self.place(0, self.capacity).cast_const();
@@ -782,19 +778,19 @@ impl Log {
         (status, head.value.load(Ordering::Relaxed))
     }
 
-    /// Notes the offset at which a running record is about to put its bytes, so that it is not carried out twice.
+    /// Notes the file offset at which a running record is about to write its bytes, so that an agent does not write them twice.
     pub(crate) fn note(&self, at: u64, place: u64) {
         // SAFETY: as above.
         let head = unsafe { &*self.record_head(at) };
         head.value.store(place + 1, Ordering::Release);
     }
 
-    /// Returns the noted offset, if any.
+    /// Returns the file offset that [`Self::note`] noted for a record, if any.
     pub(crate) fn noted(&self, at: u64) -> Option<u64> {
         self.status(at).1.checked_sub(1)
     }
 
-    /// Changes the status if it is the expected one.
+    /// Changes the status of a record if it is `from`. Returns whether it changed.
     pub(crate) fn turn(&self, at: u64, from: RecordStatus, to: RecordStatus) -> bool {
         // SAFETY: as above.
         let status = unsafe { &(*self.record_head(at)).status };
@@ -803,7 +799,7 @@ impl Log {
         turned.is_ok()
     }
 
-    /// Sets the outcome of a record. To be followed by [`Self::notify`].
+    /// Sets the outcome of a record. The caller must then call [`Self::notify`].
     pub(crate) fn settle(&self, at: u64, outcome: Result<u64, i32>) {
         let (status, value) = match outcome {
             Ok(value) => (RecordStatus::Done, value),
@@ -812,7 +808,7 @@ impl Log {
         self.settle_as(at, status, value);
     }
 
-    /// As [`Self::settle`], also for a stopped record.
+    /// Sets the outcome of a record like [`Self::settle`], also with the status of a stopped record.
     pub(crate) fn settle_as(&self, at: u64, status: RecordStatus, value: u64) {
         // SAFETY: as above.
         let head = unsafe { &*self.record_head(at) };
@@ -835,35 +831,35 @@ impl Log {
         self.head().wanted.load(Ordering::Acquire)
     }
 
-    /// Notes that a call waits until a label is stored.
+    /// Records that a call waits until a label is stored.
     pub(crate) fn want(&self, id: u64) {
         if self.head().wanted.fetch_max(id, Ordering::SeqCst) < id {
             self.wake();
         }
     }
 
-    /// Notes that a call waits until a label is done.
+    /// Records that a call waits until a label is done.
     pub(crate) fn hurry(&self, id: u64) {
         if self.head().hurried.fetch_max(id, Ordering::SeqCst) < id {
             self.wake();
         }
     }
 
-    /// Returns the last label that a call waits for, in either way.
+    /// Returns the id of the last label that a call waits for, until it is stored or until it is done.
     pub(crate) fn awaited(&self) -> u64 {
         let head = self.head();
         let hurried = head.hurried.load(Ordering::Acquire);
         hurried.max(head.wanted.load(Ordering::Acquire))
     }
 
-    /// Returns the numbers of labels, of their bytes, and of failed labels, since the log was created.
+    /// Returns the number of labels, the number of their bytes, and the number of failed labels, since the log was created.
     pub(crate) fn counts(&self) -> (u64, u64, u64) {
         let head = self.head();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
         (of(&head.labels), of(&head.bytes), of(&head.failed))
     }
 
-    /// Returns the energy of the ended jobs of its labels.
+    /// Returns the energy of the ended jobs of the log's labels.
     pub(crate) fn drawn(&self) -> Drew {
         let head = self.head();
         let of = |count: &AtomicU64| count.load(Ordering::Relaxed);
@@ -874,8 +870,8 @@ impl Log {
         }
     }
 
-    /// Adds the energy of a record's job, once, whichever agent finds the job ended. If an agent is killed between the two steps, the
-    /// energy is not counted.
+    /// Adds the energy of a record's job only once, whichever agent finds that the job has ended. If an agent is killed during the
+    /// function, the energy is not counted.
     pub(crate) fn drew(&self, at: u64, drew: Drew) {
         if self.noted(at).is_some() {
             return;
@@ -892,7 +888,7 @@ impl Log {
         add(&head.unknown, drew.unknown);
     }
 
-    /// Wakes the sleeping agent because a label is published, unless the agent gathers.
+    /// Wakes a sleeping agent because a label was published, unless the agent gathers labels.
     pub(crate) fn ring(&self) {
         let head = self.head();
         head.bell.fetch_add(1, Ordering::SeqCst);
@@ -903,7 +899,7 @@ impl Log {
         }
     }
 
-    /// Wakes the agent in any case.
+    /// Wakes a sleeping agent, even if the agent gathers labels.
     pub(crate) fn wake(&self) {
         let head = self.head();
         head.bell.fetch_add(1, Ordering::SeqCst);
@@ -916,12 +912,12 @@ impl Log {
         self.head().bell.load(Ordering::SeqCst)
     }
 
-    /// Makes the agent sleep until a process rings, unless one has since `bell` was read.
+    /// Makes the agent sleep until another process wakes it, unless a process has done so since `bell` was read.
     pub(crate) fn sleep(&self, bell: u32, limit: Duration) {
         self.sleep_as(ASLEEP, bell, limit);
     }
 
-    /// Makes the agent sleep although labels are published, until a call waits or the labels reach `enough`.
+    /// Makes the agent sleep while labels are published, until a call waits or `head` reaches `enough`.
     pub(crate) fn gather(&self, bell: u32, enough: u64, limit: Duration) {
         self.head().enough.store(enough, Ordering::Relaxed);
         self.sleep_as(GATHERING, bell, limit);
@@ -934,7 +930,7 @@ impl Log {
         head.asleep.store(0, Ordering::SeqCst);
     }
 
-    /// Wakes all calls that wait for settled labels.
+    /// Wakes all threads that wait for settled labels.
     pub(crate) fn notify(&self) {
         let head = self.head();
         head.settled.fetch_add(1, Ordering::SeqCst);
@@ -947,7 +943,7 @@ impl Log {
         self.head().settled.load(Ordering::SeqCst)
     }
 
-    /// Waits until a label is settled after `settled` was read.
+    /// Waits until a label is settled after the counter `settled` was read, or until `limit` has passed.
     pub(crate) fn wait_settled(&self, settled: u32, limit: Duration) {
         let head = self.head();
         head.waiters.fetch_add(1, Ordering::SeqCst);
@@ -964,7 +960,7 @@ pub(crate) fn wait(word: &AtomicU32, value: u32, limit: Duration) {
     let _ = futex::wait(word, futex::Flags::empty(), value, Some(&limit));
 }
 
-/// Returns the umask of this process, which cannot be read in another way without changing it.
+/// Returns the umask of this process, which no system call reads without changing it.
 fn umask() -> u32 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Umask:"));
@@ -973,12 +969,12 @@ fn umask() -> u32 {
 }
 
 impl LogRequest<'_> {
-    /// Returns the size of its record.
+    /// Returns the length in bytes of the request's record.
     pub(crate) fn length(&self) -> u64 {
         length_of(self.paths.len(), self.size)
     }
 
-    /// Whether it is written by direct I/O, without a copy in the page cache.
+    /// Whether the request is written by direct I/O, without a copy in the page cache.
     fn is_direct(&self) -> bool {
         self.kind == RequestKind::Write && self.flags & DURABLE != 0 && self.size >= DIRECT_MIN
     }
@@ -997,7 +993,7 @@ impl LogRequest<'_> {
     }
 }
 
-/// Wakes the agent of a directory when an application has registered there.
+/// Shared memory that wakes the agent of a directory when an application has registered in the directory.
 pub(crate) struct Bell(MappedMemory);
 
 impl Bell {

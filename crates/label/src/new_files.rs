@@ -1,8 +1,8 @@
 //! Many new small files, created by one call of the mount (next: `mount/src/fs/control/new_files.rs`).
 //!
 //! A file that cannot be created in this way is written as a single file, which reports the reason: its name exists, its directory is not
-//! writable, a node is full or the mount is unreachable. So the outcome of an unanswered call need not be known: a label that is
-//! carried out again writes the same bytes to the same place.
+//! writable, a node is full or the mount is unreachable. So the result of an unanswered call need not be known: a label that is carried out
+//! again writes the same bytes to the same offset.
 
 use crate::app::{CUT, DURABLE};
 use crate::log::{Log, LogRecord, RequestKind};
@@ -19,32 +19,32 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-/// First bytes of a call, and the version of its format.
+/// First bytes of a call, with the version of its format.
 const MAGIC: &[u8; 4] = b"TMNF";
 const VERSION: u32 = 1;
-/// Maximum number of files of one call: one request seals as many.
+/// Maximum number of files of one call, which is the number of files that one request seals.
 pub(crate) const FILES_MAX: usize = 256;
-/// Maximum size of such a file: larger files are written faster by the kernel alone.
+/// Maximum size in bytes of a file that is created by a call, because the Linux kernel writes larger files faster.
 const DATA_BYTES_MAX: u64 = 64 << 10;
-/// Size of a call from which no file is added. With the last file it stays below the largest write of the kernel.
+/// Size in bytes of a call from which no file is added. With the last file, the call stays below the largest write of the Linux kernel.
 const CALL_BYTES_FULL: usize = 512 << 10;
-/// Bytes of a call, and of a file in it, in addition to its name and its data.
+/// Number of bytes of a call, and of each file in it, in addition to the file's name and data.
 const HEAD: usize = 12;
 const FILE_HEAD: usize = 20;
 /// The inode of a mount's root, and the maximum depth of an application's directory below it.
 const ROOT: u64 = 1;
 const DEPTH_MAX: usize = 64;
-/// Flags of directories that look-ups start from.
+/// Flags for opening a directory from which look-ups start.
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
-/// The mount's file that takes calls: one open file for each calling thread.
+/// The mount's file that accepts calls: one open file for each calling thread.
 #[derive(Default)]
 pub(crate) struct MountCalls(Mutex<Vec<(File, u64)>>);
 
-/// A file of the mount, and the number of its device.
+/// An open file of the mount, and the number of its device.
 type MountFile = (File, u64);
 
-/// Whether labels of one file, in their order, contain a whole new file, and a small one.
+/// Whether the labels of one file, in their order, create a whole new file that is small enough.
 pub(crate) fn fits(log: &Log, records: &[LogRecord]) -> bool {
     let mut end = 0;
     for record in records {
@@ -62,7 +62,7 @@ pub(crate) fn fits(log: &Log, records: &[LogRecord]) -> bool {
     named && end <= DATA_BYTES_MAX
 }
 
-/// Returns the directory of a path and the name in it, if it has one.
+/// Returns the parent directory of a path and its last name; `None` if the path has no name.
 fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
     let at = path.iter().rposition(|&byte| byte == b'/');
     let (directory, name) = match at {
@@ -74,7 +74,7 @@ fn split(path: &[u8]) -> Option<(&[u8], &[u8])> {
 }
 
 impl MountCalls {
-    /// Creates the files of labels, from the first one on. Returns the number of files with a known outcome, and which of them exist.
+    /// Creates the files of labels, from the first label on. Returns the number of files with a known result, and which of them exist.
     pub(crate) fn make(
         &self,
         root: &MountRoot,
@@ -113,7 +113,7 @@ fn open(root: &MountRoot) -> Result<MountFile> {
     Ok((file, device))
 }
 
-/// Returns the root of the mount: the application's directory may be inside it, where any user can create a directory like the control directory.
+/// Opens the root of the mount. The application's directory may be deeper, where users can imitate the control directory.
 fn top(root: &MountRoot) -> Result<OwnedFd> {
     let mut directory = root.open()?;
     let (mount, mut inode) = device(&directory)?;
@@ -131,14 +131,14 @@ fn top(root: &MountRoot) -> Result<OwnedFd> {
     Err(Errno::NOENT.into())
 }
 
-/// Returns the numbers of a file's device and inode, as the kernel has them.
+/// Returns the device number and inode of a file, as the Linux kernel reports them.
 fn device(file: impl AsFd) -> Result<(u64, u64)> {
     let flags = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
     let is = statx(file, c"", flags, StatxFlags::INO)?;
     Ok((makedev(is.stx_dev_major, is.stx_dev_minor), is.stx_ino))
 }
 
-/// Returns the inode of a directory, if it is on that device and may be reached.
+/// Returns the inode of a directory, if it is on the device `wanted` and can be reached.
 fn directory(root: &MountRoot, path: &[u8], wanted: u64) -> Option<u64> {
     let root = root.open().ok()?;
     let directory = if path.is_empty() {
@@ -151,8 +151,7 @@ fn directory(root: &MountRoot, path: &[u8], wanted: u64) -> Option<u64> {
     (device == wanted).then_some(inode)
 }
 
-/// Returns a call for as many files as one call may have: its bytes, the number of files that were considered, and the files that it
-/// contains.
+/// Returns the bytes of a call for as many files as one call may have, the number of files that were considered, and the files in the call.
 fn call(
     root: &MountRoot,
     log: &Log,
@@ -195,7 +194,7 @@ fn call(
     (call, taken, held)
 }
 
-/// Makes a call for `count` files. Returns an errno for each, 0 if the file exists. `None`: the outcomes are unknown.
+/// Sends a call for `count` files. Returns an errno for each file, 0 if the file exists; `None` if the results are unknown.
 fn tell(file: &File, call: &[u8], count: usize) -> Option<Vec<i32>> {
     if count == 0 {
         return Some(Vec::new());
@@ -218,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn split_returns_name_after_last_slash() {
+    fn path_split_returns_directory_and_last_name() {
         assert_eq!(split(b"a"), Some((&b""[..], &b"a"[..])));
         assert_eq!(split(b"a/b/c"), Some((&b"a/b"[..], &b"c"[..])));
         for path in [&b""[..], b"a/", b".", b"a/..", b".."] {

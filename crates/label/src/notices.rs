@@ -1,16 +1,16 @@
-//! Callbacks for ended labels.
+//! Callbacks that are called when labels have ended.
 
 use crate::app::Ticket;
 use crate::error::Error;
 
-/// A callback, with the result of a wait.
+/// Callback that gets the result of a wait for a label.
 pub(crate) type Callback = Box<dyn FnOnce(Result<Vec<u8>, Error>) + Send>;
 
-/// Labels with callbacks.
+/// Labels whose callbacks have not been called.
 #[derive(Default)]
 pub(crate) struct CallbackLabels {
     waiting: Vec<(Ticket, Callback)>,
-    /// Whether a thread serves them.
+    /// Whether a thread calls the callbacks.
     looked_after: bool,
 }
 
@@ -24,13 +24,13 @@ impl std::fmt::Debug for CallbackLabels {
 }
 
 impl CallbackLabels {
-    /// Adds a label. Returns whether a thread has to be started.
+    /// Adds a label and its callback. Returns whether a thread has to be started.
     pub(crate) fn add(&mut self, ticket: Ticket, callback: Callback) -> bool {
         self.waiting.push((ticket, callback));
         !std::mem::replace(&mut self.looked_after, true)
     }
 
-    /// Returns the labels that have ended; `None` if no label is left, and the thread ends.
+    /// Returns the labels that have ended; `None` if no label with a callback is left, so that the thread ends.
     pub(crate) fn ended(&mut self) -> Option<Vec<(Ticket, Callback)>> {
         if self.waiting.is_empty() {
             self.looked_after = false;

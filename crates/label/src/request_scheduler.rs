@@ -1,9 +1,9 @@
-//! The request scheduler: decides the order in which the labels of one file are carried out (LABIOS §3.3.2, "label shuffling"). It has no effects
-//! and uses no file, so its guarantee is tested against the sequential execution of labels.
+//! The request scheduler decides the order in which the agent carries out the labels of one file (LABIOS §3.3.2, "label shuffling"). The
+//! scheduler has no effects and uses no file, so its guarantee is tested against the sequential execution of labels.
 //!
-//! Labels that depend on each other are a **supertask** and keep the order in which they were published: a read after a write of its bytes,
-//! a write after a write, a write after a read. Supertasks may run in any order and interleaved: all reads return the same bytes, and the
-//! file is the same in the end. So consecutive writes of a file are merged, whatever was published between them.
+//! Labels that depend on each other form a **supertask** and keep the order in which they were published: a read after a write of its
+//! bytes, a write after a write, a write after a read. Supertasks may run in any order and interleaved: all reads return the same bytes,
+//! and the file is the same in the end. So the scheduler merges consecutive writes, even if other labels were published between them.
 //!
 //! Dependencies of a label:
 //!
@@ -12,48 +12,47 @@
 //! - a read depends on all bytes from its first byte on: its length depends on writes after its end. If the file may not exist, it depends
 //!   on the whole file: the first write creates it.
 //!
-//! Labels that delete and rename separate batches and are not part of them: only the file system knows other names of the same file, by
-//! links.
+//! Labels that delete and rename separate batches and are not part of them, because only the file system knows the links of a file.
 
-/// Maximum number of pieces of one write.
+/// Maximum number of labels that are merged into one write.
 const PIECES_MAX: usize = 1024;
-/// Maximum number of bytes of one write, without its last piece.
+/// Maximum number of bytes of one merged write, without its last label.
 const BYTES_MAX: u64 = 16 << 20;
 
 /// Operation of a label on its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Deed {
-    /// Writes at its offset.
+    /// The label writes at its offset.
     Write,
-    /// The same, after the file was truncated to no bytes.
+    /// The label truncates the file to 0 bytes and then writes at its offset.
     Cut,
-    /// Writes at the end.
+    /// The label writes at the end of the file.
     Append,
-    /// Reads at its offset.
+    /// The label reads at its offset.
     Read,
 }
 
-/// A label.
+/// Operation of a label on its file, as the scheduler sees it.
 #[derive(Clone, Copy, Debug)]
 pub struct ShuffleOp {
-    /// Operation.
+    /// Kind of operation.
     pub deed: Deed,
-    /// Offset in bytes.
+    /// Offset in the file in bytes.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of bytes to read or write.
     pub size: u64,
-    /// Whether it is never merged with others, as a label that was begun before and may have been done.
+    /// Whether the label is never merged with other labels, because it was begun before and may already be done.
     pub alone: bool,
 }
 
-/// Labels that are done in one call, by their indices: one label, or writes or appends in the order of their bytes.
+/// Labels that the agent carries out in one call, by their indices: one label, or writes or appends in the order of their bytes.
 pub type LabelGroup = Vec<usize>;
 
-/// Steps that run in this order.
+/// Groups of labels that run in this order.
 pub type Supertask = Vec<LabelGroup>;
 
 impl ShuffleOp {
-    /// Returns the range of bytes that the label depends on.
+    /// Returns the range of bytes that the label depends on, as start and end. `is_there`: the file is known to exist.
     fn span(&self, is_there: bool) -> (u64, u64) {
         let end = self.offset.saturating_add(self.size);
         match self.deed {
@@ -63,7 +62,7 @@ impl ShuffleOp {
         }
     }
 
-    /// Whether it can be merged with the label `before`.
+    /// Whether the label can be merged with the label `before`.
     fn joins(&self, before: &Self) -> bool {
         let follows = match (before.deed, self.deed) {
             (Deed::Write | Deed::Cut, Deed::Write) => {
@@ -105,7 +104,7 @@ pub fn supertasks(ops: &[ShuffleOp], is_there: bool) -> Vec<Supertask> {
     found
 }
 
-/// Returns labels in their order, with consecutive ones merged.
+/// Returns the labels `members` in their order, with consecutive labels merged into groups.
 fn steps(ops: &[ShuffleOp], members: &[usize]) -> Supertask {
     let mut steps: Supertask = Vec::new();
     for &at in members {
@@ -117,7 +116,7 @@ fn steps(ops: &[ShuffleOp], members: &[usize]) -> Supertask {
     steps
 }
 
-/// Whether one step continues at the end of another, and both together are within the limits.
+/// Whether the group `next` continues at the end of the group `before`, and both together are within the limits.
 fn together(ops: &[ShuffleOp], before: &[usize], next: &[usize]) -> bool {
     let (Some(&last), Some(&first)) = (before.last(), next.first()) else {
         return false;
@@ -152,11 +151,11 @@ mod tests {
         }
     }
 
-    /// A file, as a file system stores it.
+    /// Model of a file, as a file system stores it.
     #[derive(Clone, Debug, Default, PartialEq)]
     struct ShuffleModel {
         bytes: Option<Vec<u8>>,
-        /// Result of each read; `None` if there was no file.
+        /// Bytes that each read returned; `None` if the file did not exist.
         read: Vec<Option<Vec<u8>>>,
     }
 
@@ -168,7 +167,7 @@ mod tests {
             }
         }
 
-        /// Carries out labels in one call, whose bytes are those of all labels in sequence.
+        /// Carries out the labels of a group in one call.
         fn act(&mut self, ops: &[ShuffleOp], step: &[usize]) {
             let first = &ops[step[0]];
             let place = usize::try_from(first.offset).unwrap();
@@ -229,8 +228,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(5000))]
 
-        /// In any order of the supertasks, the reads return the same bytes and the file has the same content as after
-        /// all labels in sequence.
+        /// In any order of the supertasks, reads and file have the same bytes as after all labels in sequence.
         #[test]
         fn supertasks_in_any_order_equal_labels_in_sequence(
             ops in ops(),

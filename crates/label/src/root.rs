@@ -1,4 +1,4 @@
-//! The directory that a cluster is mounted on. Operations wait for an unreachable cluster (next: `mount/src/fuse/mod.rs`).
+//! The directory on which a cluster is mounted. Operations wait for an unreachable cluster (next: `mount/src/fuse/mod.rs`).
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, StatxFlags, makedev, openat, statx};
 use rustix::io::Errno;
@@ -9,22 +9,22 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
-/// Time for which a label is tried while the server, a node or the mount is unreachable.
+/// Time for which a label is retried while the server, a node or the mount is unreachable.
 const PATIENCE: Duration = Duration::from_secs(600);
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// The directory that paths are below.
+/// The directory that contains all paths of labels.
 #[derive(Debug)]
 pub(crate) struct MountRoot {
     path: PathBuf,
     system: u64,
     umask: u32,
-    /// The device of the mount that was last found to be of type `system`: checked once for each mount.
+    /// Device number of the mount that was last checked to have the type `system`; each mount is checked once.
     known: AtomicU64,
 }
 
-/// Repeats an operation while the cluster is unreachable: for an asynchronous request no other process could repeat it.
+/// Repeats an operation while the cluster is unreachable, because no other process can repeat an asynchronous request.
 pub(crate) fn patiently<T>(mut operation: impl FnMut() -> Result<T>) -> Result<T> {
     let (begun, mut pause) = (Instant::now(), PAUSE_MIN);
     loop {
@@ -65,7 +65,7 @@ impl MountRoot {
         }
     }
 
-    /// Opens the directory itself: never the directory below a mount that has ended.
+    /// Opens the root directory; fails if the mount has ended, instead of opening the directory below it.
     pub(crate) fn open(&self) -> Result<OwnedFd> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         let root = openat(CWD, &self.path, flags, Mode::empty())?;
@@ -83,7 +83,7 @@ impl MountRoot {
         Ok(root)
     }
 
-    /// Returns the mode of new files.
+    /// Returns the mode of new files, less the application's umask.
     pub(crate) fn new_mode(&self) -> u64 {
         u64::from(0o666 & !self.umask)
     }
@@ -92,7 +92,7 @@ impl MountRoot {
         self.open_file_as(path, flags, 0o666)
     }
 
-    /// As [`Self::open_file`]; a new file gets that mode, less the umask.
+    /// Opens a file like [`Self::open_file`]; a new file gets the mode `mode`, less the umask.
     pub(crate) fn open_file_as(&self, path: &Path, flags: OFlags, mode: u32) -> Result<File> {
         let root = self.open()?;
         let mode = Mode::from_raw_mode(mode & !self.umask);

@@ -1,4 +1,4 @@
-//! Files that programs of one user pass to each other on a host: visible after a put, before they are stored (next: `label/src/shared_index.rs`).
+//! Files that programs of one user pass to each other on a host, visible before they are stored (next: `label/src/shared_index.rs`).
 
 use crate::app::App;
 use crate::error::Error;
@@ -13,18 +13,18 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// Interval at which a waiting get checks for files that appeared without a put on this host.
+/// Minimum interval at which a waiting get checks for files that appeared without a put on this host.
 const LOOK_MIN: Duration = Duration::from_millis(5);
 const LOOK_MAX: Duration = Duration::from_millis(100);
-/// Time that a get without a limit waits while a put without an entry is being stored.
+/// Time that a get without a time limit waits while a put without an entry is being stored.
 const UNSEEN: Duration = Duration::from_secs(5);
 
 impl App {
-    /// Returns a whole file: the put of an application of this user on this host, stored or not, else the content of the file. Waits for a
-    /// put, or for the file to appear in any other way, for up to `wait`.
+    /// Returns the content of a whole file: the put of an application of this user on this host, stored or not, else the content of the
+    /// stored file. Waits for a put, or for the file to appear in any other way, for up to `wait`.
     ///
     /// # Errors
-    /// [`Error::Failed`] with `ENOENT` if the file does not exist by then; otherwise the error of reading a file.
+    /// [`Error::Failed`] with `ENOENT` if the file does not exist after the wait; otherwise the error of reading the file.
     pub fn get(&self, address: &str, wait: Duration) -> Result<Vec<u8>, Error> {
         let whole = |file: &File, size: u64| {
             let mut bytes = vec![0; usize::try_from(size).unwrap_or(usize::MAX)];
@@ -35,10 +35,10 @@ impl App {
         self.find(address, wait, <[u8]>::to_vec, whole)
     }
 
-    /// As [`Self::get`], into `buffer` as far as it fits. Returns the size of the file.
+    /// Copies a whole file like [`Self::get`] into `buffer`, as far as it fits. Returns the size of the file in bytes.
     ///
     /// # Errors
-    /// As for [`Self::get`].
+    /// The errors of [`Self::get`].
     pub fn get_into(&self, address: &str, buffer: &mut [u8], wait: Duration) -> Result<u64, Error> {
         let buffer = std::cell::RefCell::new(buffer);
         let put = |bytes: &[u8]| {

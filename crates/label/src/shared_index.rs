@@ -1,10 +1,10 @@
-//! Files that a user's applications on this host have put and that are not stored yet, visible to all of these applications at once. The
-//! shared index is a file that they map.
+//! Index of the files that a user's applications on this host have put and that are not stored yet, which makes the files visible to all of
+//! these applications at once. The shared index is a file that the applications map.
 //!
-//! It is a table in shared memory: for each path the log and the record that has its bytes. No bytes are copied to it. An entry exists from
-//! the moment in which its record is published until the file is closed; a reader without an entry reads the file. One process at a time
-//! changes an entry, and marks that by a `turn`, which is odd during the change. A process that is killed during a change leaves an
-//! unusable entry, which the agent frees.
+//! The index is a table in shared memory: for each path the log and the record with the bytes of the put. The bytes are not copied into the
+//! table. An entry exists from the publication of its record until the file is closed; a reader that finds no entry reads the file. One
+//! process at a time changes an entry, and marks the change by an odd `turn`. A process that is killed during a change leaves an unusable
+//! entry, which the agent frees.
 
 use crate::app::PUT;
 use crate::directory::LOG;
@@ -22,22 +22,22 @@ use std::time::Duration;
 const NAME: &str = "shared-index";
 const PAGE: usize = 4096;
 const HEAD: usize = 2 * PAGE;
-/// Number of entries, and number of entries that a path can use.
+/// Number of entries of the table, and number of entries that each path can use.
 const ENTRIES: usize = 4096;
 const WAYS: usize = 8;
 const BUCKETS: usize = ENTRIES / WAYS;
 const NAME_WORDS: usize = 13;
-/// Maximum number of logs of others that stay mapped.
+/// Maximum number of other applications' logs that stay mapped.
 const LOGS_MAX: usize = 8;
 
 #[repr(C)]
 struct BoardHead {
-    /// Changes with each put; and the number of waiters for a put.
+    /// Counter that changes with each put, and number of threads that wait for a put.
     puts: AtomicU32,
     waiters: AtomicU32,
 }
 
-/// Puts that found no free entry in a bucket: number of those whose storing began, and that ended.
+/// Puts that found no free entry in a bucket: number of puts whose storing began, and number of puts whose storing ended.
 #[repr(C)]
 struct Unseen {
     begun: AtomicU32,
@@ -46,11 +46,11 @@ struct Unseen {
 
 #[repr(C)]
 struct BoardEntry {
-    /// Odd during a change.
+    /// Sequence number that is odd during a change of the entry.
     turn: AtomicU64,
-    /// Hash of the path; 0: the entry is free.
+    /// Hash of the path of the file; 0 if the entry is free.
     hash: AtomicU64,
-    /// Position of the record in its log.
+    /// Position of the put's record in its log.
     at: AtomicU64,
     /// Name of the log's file, padded with zeros.
     name: [AtomicU64; NAME_WORDS],
@@ -58,7 +58,7 @@ struct BoardEntry {
 
 const _: () = assert!(size_of::<BoardEntry>() == 128 && size_of::<Unseen>() * BUCKETS <= PAGE);
 
-/// Content of an entry.
+/// Copy of an entry's content.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Snapshot {
     turn: u64,
@@ -81,7 +81,7 @@ impl std::fmt::Debug for SharedIndex {
     }
 }
 
-/// Returns the hash of a path below a root: the same in all builds.
+/// Returns the hash of a path below a root, which is the same in all builds of the library.
 pub(crate) fn hash(root: &Path, path: &[u8]) -> u64 {
     let bytes = root.as_os_str().as_bytes().iter().chain(&[0]).chain(path);
     let mixed = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
@@ -118,7 +118,7 @@ fn name(words: &[u64; NAME_WORDS]) -> Option<String> {
 }
 
 impl SharedIndex {
-    /// Opens the shared index of a directory of logs. The content of its file is not trusted: each entry is checked.
+    /// Opens the shared index of a directory of logs. The function does not trust the content of the file: readers check each entry.
     pub(crate) fn open(directory: &Path) -> Result<Self, Error> {
         let path = directory.join(NAME);
         let at = |source: std::io::Error| Error::Log {
@@ -160,8 +160,8 @@ impl SharedIndex {
         unsafe { &*self.map.base().add(PAGE).cast::<Unseen>().add(bucket(hash)) }
     }
 
-    /// Returns a number that changes whenever a put that may have this path begins or is stored; `None`: such a put is being stored at this
-    /// moment without an entry.
+    /// Returns a number that changes whenever a put of a path with this hash begins or is stored; `None` if a put without an entry that may
+    /// have this path is being stored now.
     pub(crate) fn mark(&self, hash: u64) -> Option<u64> {
         let unseen = self.unseen(hash);
         let begun = unseen.begun.load(Ordering::SeqCst);
@@ -173,7 +173,7 @@ impl SharedIndex {
         (unseen.ended.load(Ordering::SeqCst) == begun).then_some(sum)
     }
 
-    /// Notes that a put without an entry begins, until [`Self::ends_unseen`].
+    /// Records that the storing of a put without an entry begins, until [`Self::ends_unseen`].
     pub(crate) fn begins_unseen(&self, hash: u64) {
         self.unseen(hash).begun.fetch_add(1, Ordering::SeqCst);
     }
@@ -182,7 +182,7 @@ impl SharedIndex {
         self.unseen(hash).ended.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Notes that no put without an entry is under way: for an agent that starts.
+    /// Records that no put without an entry is being stored, for an agent that starts.
     pub(crate) fn forget_unseen(&self) {
         for bucket in 0..BUCKETS {
             let unseen = self.unseen((bucket as u64) << 1);
@@ -191,7 +191,7 @@ impl SharedIndex {
         }
     }
 
-    /// Returns the log of an entry, if it exists.
+    /// Returns the log that an entry names, if the log exists.
     fn log(&self, words: &[u64; NAME_WORDS]) -> Option<Arc<Log>> {
         let mut logs = self.logs.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(log) = logs.get(words) {
@@ -206,7 +206,7 @@ impl SharedIndex {
         Some(log)
     }
 
-    /// Makes a record's put visible, if it is not yet. Returns false if no entry is free, or another application has put the file just now.
+    /// Makes a record's put visible, if it is not visible yet. Returns false if no entry is free, or another application has just put it.
     pub(crate) fn put(&self, log: &Log, hash: u64, at: u64) -> bool {
         let Some(own) = file_of(log) else {
             return false;
@@ -245,7 +245,7 @@ impl SharedIndex {
         }
     }
 
-    /// Whether another application has put the same file and it is not stored yet. Its storing is then hurried.
+    /// Whether another application has put the same file and the put is not stored yet. If so, the storing of that put is hurried.
     pub(crate) fn is_others(&self, log: &Log, hash: u64) -> bool {
         let own = file_of(log);
         let snapshot = self.ways(hash).iter().filter_map(BoardEntry::snapshot);
@@ -261,13 +261,13 @@ impl SharedIndex {
         true
     }
 
-    /// Returns an outdated entry that no process has freed.
+    /// Returns the index of an outdated entry that no process has freed.
     fn stale(&self, snapshot: &[Option<Snapshot>]) -> Option<usize> {
         let stale = |it: &Option<Snapshot>| it.is_some_and(|it| !self.is_live(&it));
         snapshot.iter().position(stale)
     }
 
-    /// Whether a reader may still find a put by the entry.
+    /// Whether a reader may still find a put through the entry.
     fn is_live(&self, snapshot: &Snapshot) -> bool {
         let log = self.log(&snapshot.name);
         log.is_some_and(|log| {
@@ -275,7 +275,7 @@ impl SharedIndex {
         })
     }
 
-    /// Removes the entry of a put that is stored, or never will be: from now on the file counts.
+    /// Removes the entry of a put that is stored or failed, so that readers read the file from now on.
     pub(crate) fn remove(&self, log: &Log, hash: u64, at: u64) {
         let own = file_of(log);
         let same = |it: &Snapshot| it.hash == hash && it.at == at && Some(it.name) == own;
@@ -286,7 +286,7 @@ impl SharedIndex {
         }
     }
 
-    /// Passes the bytes of a put that is not stored to `take`; `None`: there is no such put, or it ended during the call.
+    /// Passes the bytes of an unstored put to `take`; returns `None` if there is no such put, or if it ended during the call.
     pub(crate) fn get<T>(
         &self,
         (root, path): (&Path, &[u8]),
@@ -316,12 +316,12 @@ impl SharedIndex {
         None
     }
 
-    /// Returns the number of puts.
+    /// Returns the counter that changes with each put.
     pub(crate) fn puts(&self) -> u32 {
         self.head().puts.load(Ordering::SeqCst)
     }
 
-    /// Waits until a put happens after `puts` was read, or a process rings.
+    /// Waits until a put happens after `puts` was read, or another process wakes the waiters.
     pub(crate) fn wait(&self, puts: u32, limit: Duration) {
         let head = self.head();
         head.waiters.fetch_add(1, Ordering::SeqCst);
@@ -329,7 +329,7 @@ impl SharedIndex {
         head.waiters.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Returns the entries that are being changed, with their turns.
+    /// Returns the indices of the entries that are being changed, with their sequence numbers.
     pub(crate) fn changing(&self) -> Vec<(usize, u64)> {
         let turns = self
             .entries()
@@ -356,12 +356,11 @@ impl SharedIndex {
     }
 }
 
-/// Returns the name of a log's file.
 fn file_of(log: &Log) -> Option<[u64; NAME_WORDS]> {
     words(log.path().file_name()?.as_bytes())
 }
 
-/// Returns the record of a put at a position, if it still counts.
+/// Returns the record of a put at a position of a log, if the put is not stored yet.
 fn put_at(log: &Log, at: u64) -> Option<LogRecord> {
     let record = log.record(at).ok()?;
     let counts = record.kind == RequestKind::Write && record.flags & PUT != 0;
@@ -370,7 +369,7 @@ fn put_at(log: &Log, at: u64) -> Option<LogRecord> {
 }
 
 impl BoardEntry {
-    /// Returns the content; `None`: the entry is being changed.
+    /// Returns a copy of the entry's content; `None` if the entry is being changed.
     fn snapshot(&self) -> Option<Snapshot> {
         let turn = self.turn.load(Ordering::Acquire);
         let mut name = [0; NAME_WORDS];
@@ -391,7 +390,7 @@ impl BoardEntry {
         })
     }
 
-    /// Changes the entry, unless it was changed since that turn.
+    /// Changes the entry, unless it was changed since its sequence number was `turn`. Returns whether it changed.
     fn change(&self, turn: u64, (hash, at, name): (u64, u64, &[u64; NAME_WORDS])) -> bool {
         let mine = turn.wrapping_add(1);
         let has = self

@@ -1,4 +1,4 @@
-//! Labels in a directory of this host: the agent needs no cluster for them.
+//! Tests of labels in a directory of this host, for which the agent needs no cluster.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -144,7 +144,7 @@ fn label_larger_than_log_is_split_and_waits_for_space() {
 }
 
 #[test]
-fn impatient_label_is_refused_if_log_is_full() {
+fn impatient_label_fails_if_log_is_full() {
     let place = Place::new();
     let app = place.app(1 << 16);
     let bytes = [1_u8; 1000];
@@ -183,7 +183,7 @@ fn impatient_label_is_refused_if_log_is_full() {
 }
 
 #[test]
-fn labels_wait_for_labels_of_other_files() {
+fn label_with_dependency_waits_for_label_of_other_file() {
     let place = Place::new();
     let app = place.app(1 << 20);
     let mut last = app
@@ -284,7 +284,7 @@ fn corrupt_log_is_set_aside_and_others_continue() {
 }
 
 #[test]
-fn directory_readable_by_others_is_refused() {
+fn log_directory_readable_by_others_is_refused() {
     let place = Place::new();
     fs::set_permissions(place.logs(), fs::Permissions::from_mode(0o755)).unwrap();
     let settings = RegistrationOptions {
@@ -298,7 +298,7 @@ fn directory_readable_by_others_is_refused() {
     assert!(App::register("two\nlines", &settings).is_err());
 }
 
-/// Conditions hold even if the application has forgotten parts of the chain, and with any agent that finds the log.
+/// Conditions of labels hold even if the application has dropped tickets of earlier labels, and with any agent that finds the log.
 #[test]
 fn label_conditions_follow_outcome_of_earlier_labels() {
     let place = Place::new();
@@ -380,7 +380,7 @@ fn callbacks_receive_outcome_of_every_label() {
 
 /// A label that is split into several is not mixed with the labels that other threads publish at the same time.
 #[test]
-fn threads_publish_long_labels_concurrently() {
+fn split_labels_of_concurrent_threads_are_not_mixed() {
     let (place, app) = with_agent();
     std::thread::scope(|scope| {
         for thread in 0..4_u8 {
@@ -398,7 +398,7 @@ fn threads_publish_long_labels_concurrently() {
     assert_eq!(place.read("3").len(), 900_000);
 }
 
-/// A label on one of a few small files.
+/// A step of the test: a label on one of a few small files.
 #[derive(Clone, Debug)]
 enum LabelStep {
     Write(u8, u16, Vec<u8>),
@@ -424,7 +424,7 @@ fn step() -> impl Strategy<Value = LabelStep> {
     ]
 }
 
-/// The same, in sequence.
+/// Applies the step to plain byte strings, in sequence.
 fn reference(files: &mut [Option<Vec<u8>>; 3], step: &LabelStep) -> Option<Vec<u8>> {
     let put = |file: &mut Option<Vec<u8>>, at: usize, bytes: &[u8]| {
         let content = file.get_or_insert_default();
@@ -472,9 +472,9 @@ fn reference(files: &mut [Option<Vec<u8>>; 3], step: &LabelStep) -> Option<Vec<u
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// However labels are merged and whatever runs concurrently: each label sees the effects of the labels before it.
+    /// Each label sees the effects of the labels before it, however labels are merged and whichever labels run concurrently.
     #[test]
-    fn labels_have_the_effect_of_sequential_execution(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>(), intent in 0..4_usize) {
+    fn labels_have_effect_of_sequential_execution(steps in proptest::collection::vec(step(), 1..120), late in any::<bool>(), intent in 0..4_usize) {
         let place = Place::new();
         if !late {
             place.start_agent();
@@ -508,8 +508,8 @@ proptest! {
     }
 }
 
-/// The holder of the key resumes the application: the last kept label is reported, conditions hold, and the outcomes of
-/// labels stay until they are requested.
+/// The holder of the key resumes the application: the number of the last label is known, conditions hold, and the outcomes of labels stay
+/// until they are requested.
 #[test]
 fn application_resumes_by_its_key() {
     let place = Place::new();
@@ -579,10 +579,10 @@ fn application_resumes_by_its_key() {
     assert_eq!(app.last(), number + 1);
 }
 
-/// Large labels that survive power loss have all sizes and offsets, and other labels are between them. Some bytes
-/// bypass the page cache and some do not, also where the ring wraps around.
+/// Large durable labels have all sizes and offsets, and other labels are between them. Some bytes bypass the page cache and some do not,
+/// also at the end of the ring.
 #[test]
-fn large_durable_labels_write_the_same_bytes_as_others() {
+fn large_durable_labels_write_same_bytes_as_other_labels() {
     let (place, app) = with_agent();
     let mut expected = vec![0_u8; 6 << 20];
     let mut seed = 7_u64;

@@ -1,4 +1,4 @@
-//! A put is visible before it is stored: to which applications, and until when.
+//! Tests of puts that are visible before they are stored: to which applications, and until when.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -205,7 +205,7 @@ fn corrupt_shared_index_never_misleads_get() {
 }
 
 #[test]
-fn puts_beyond_capacity_of_shared_index_are_still_found() {
+fn get_finds_puts_beyond_capacity_of_shared_index() {
     let place = Place::new();
     place.start_agent();
     let (writer, reader) = (place.app(16 << 20), place.app(1 << 16));

@@ -1,4 +1,4 @@
-//! The one error type of the mount. At the boundary to the kernel it becomes an errno.
+//! Error type of the mount. At the interface to the Linux kernel the error becomes an errno.
 
 use rustix::io::Errno;
 
@@ -8,18 +8,18 @@ pub enum Error {
     /// Error of a system call.
     #[error("{0}")]
     System(#[from] Errno),
-    /// Error of the server or a node.
+    /// Error of a request to the server or a node.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
-    /// Error of an object file opened in place.
+    /// Error of an object file that the mount opened directly.
     #[error(transparent)]
     File(#[from] std::io::Error),
     /// The file system cannot be attached.
     #[error("can't mount on {path}: {source}; see `tidemill help mount`")]
     Mount {
-        /// The mountpoint.
+        /// Path of the mountpoint.
         path: String,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
     /// Another file system is mounted on the mountpoint.
@@ -27,18 +27,18 @@ pub enum Error {
         "can't mount on {path}: {by} is mounted there already; unmount that first, or choose another directory"
     )]
     Taken {
-        /// The mountpoint.
+        /// Path of the mountpoint.
         path: String,
         /// Source name of the other mount.
         by: String,
     },
-    /// The mountpoint holds files.
+    /// The mountpoint contains files.
     #[error(
         "can't mount on {path}: it holds files that the mount would hide, as {name}; these files may have been \
          written while nothing was mounted: move them away and copy them in afterwards, or choose another directory"
     )]
     Files {
-        /// The mountpoint.
+        /// Path of the mountpoint.
         path: String,
         /// Name of one of the files.
         name: String,
@@ -51,43 +51,43 @@ pub enum Error {
     Unsealed {
         /// Number of unsealed versions.
         versions: usize,
-        /// Error of the last attempt.
+        /// Error of the last attempt to seal a version.
         why: String,
     },
-    /// The directory of the socket belongs to another user, or others may change it.
+    /// The directory of the socket belongs to another user, or other users may change it.
     #[error(
         "{path} is not a directory that only this user can change: remove it, or choose another directory with --data-dir"
     )]
     Directory {
-        /// The directory.
+        /// Path of the directory.
         path: String,
     },
-    /// Another process serves the directory.
+    /// Another process serves in the directory of the socket.
     #[error(
         "{path} is served by another process; end that process first, or choose another directory with --data-dir"
     )]
     Served {
-        /// The directory.
+        /// Path of the directory.
         path: String,
     },
-    /// The file has another content since, so the asynchronously written content is not stored.
+    /// Another client has written the file since, so the asynchronously written content is not stored.
     #[error("another process has written the file since")]
     Overtaken,
-    /// Error of a store outside of the cluster.
+    /// Error of a remote's store.
     #[error("{reason}")]
     Store {
-        /// Errno for programs.
+        /// Errno that programs get.
         errno: Errno,
-        /// Answer of the store, or a note that none arrived.
+        /// Answer of the store, or the message that no answer arrived.
         reason: String,
     },
-    /// The answer needs another process: repeat the operation where waiting is allowed.
+    /// The operation needs another process and must be repeated by a caller that may wait.
     #[error("the operation has to wait for a server")]
     Later,
 }
 
 impl Error {
-    /// Returns the errno for the system call.
+    /// Returns the errno that the system call returns for the error.
     #[must_use]
     pub fn errno(&self) -> i32 {
         match self {

@@ -1,5 +1,5 @@
-//! A mount's state of a version that several mounts write, or have written: which bytes of the file are where. It has neither clock nor
-//! network: its user passes in the server's answers, and moves the bytes (next: `mount/src/fs/multi_writer.rs`;
+//! A mount's state of a version that several mounts write, or have written: the location of each byte of the file. The state uses neither
+//! clock nor network: its user passes in the server's answers, and transfers the bytes (next: `mount/src/fs/multi_writer.rs`;
 //! `docs/decisions/0025-concurrent-writers.md`).
 
 use std::ops::Range;
@@ -8,33 +8,33 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Extent, Extents, LayoutError, Part, PartPosition, encode_extents};
 use tidemill_wire::v1;
 
-/// Whether others have published writes since the server was last asked. The state stays stale until the answer is adopted: a concurrent
-/// reader asks, too.
+/// Whether other mounts have published writes since this mount last asked the server. The state stays stale until the server's answer is
+/// adopted, so that a concurrent reader asks, too.
 #[derive(Debug, Default)]
 pub struct Freshness {
-    /// Number of times that others may have published writes.
+    /// Number of times that other mounts may have published writes.
     marks: AtomicU64,
-    /// Number of these marks that an adopted answer covers.
+    /// Number of `marks` that an adopted answer covers.
     answered: AtomicU64,
 }
 
 impl Freshness {
-    /// Notes that others have published writes.
+    /// Records that other mounts have published writes.
     pub fn mark(&self) {
         self.marks.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// Returns the mark of a question that is asked now, for [`Self::answered`].
+    /// Returns the number of a request that is sent now, for [`Self::answered`].
     pub fn asks(&self) -> u64 {
         self.marks.load(Ordering::Acquire)
     }
 
-    /// Notes that the answer is adopted.
+    /// Records that the answer to the request `asked` is adopted.
     pub fn answered(&self, asked: u64) {
         self.answered.fetch_max(asked, Ordering::AcqRel);
     }
 
-    /// Whether there may be unknown writes.
+    /// Whether other mounts may have published writes that this mount does not know.
     pub fn is_stale(&self) -> bool {
         self.answered.load(Ordering::Acquire) < self.marks.load(Ordering::Acquire)
     }
@@ -51,20 +51,20 @@ pub fn all_of(size: u64) -> Option<Extent> {
     })
 }
 
-/// Writes of this mount to a version that may not be published yet. Bytes that were reported are never written again.
+/// Writes of this mount to a version that may not be published yet. The mount never again writes bytes that it has reported.
 #[derive(Debug)]
 pub struct WriteLog {
-    /// Index of the part.
+    /// Index of the part that this mount writes.
     pub index: usize,
-    /// Time of the last write, in nanoseconds since the epoch.
+    /// Time of the last write, in nanoseconds since the Unix epoch.
     pub mtime: i64,
-    /// End of the object in bytes.
+    /// End of the part's object in bytes.
     end: u64,
-    /// Written, and not reported.
+    /// Written extents that are not reported to the server.
     pending: Extents,
-    /// Reported, and not answered: they are reported again.
+    /// Reported extents without an answer, which are reported again.
     publications: Vec<(v1::MountPublication, Extents)>,
-    /// Number of the last report.
+    /// Number of the last report to the server.
     number: u64,
 }
 
@@ -75,7 +75,7 @@ fn pending(index: usize) -> Extents {
 }
 
 impl WriteLog {
-    /// Returns an empty log; the part's object has `end` bytes.
+    /// Returns an empty log of writes; the part's object has `end` bytes.
     #[must_use]
     pub fn new(index: usize, end: u64, mtime: i64) -> Self {
         Self {
@@ -95,7 +95,7 @@ impl WriteLog {
         publications.sum::<usize>() + self.pending.count()
     }
 
-    /// Whether these bytes of the file would have another offset in the part than in the file.
+    /// Whether the bytes `range` of the file would have another offset in the part than in the file.
     #[must_use]
     pub fn moves(&self, range: &Range<u64>) -> bool {
         match self.pending.covering(range) {
@@ -104,7 +104,8 @@ impl WriteLog {
         }
     }
 
-    /// Returns the offset in the part at which to write these bytes of the file, and whether [`Self::written`] has to be called for them.
+    /// Returns the offset in the part for a write of the bytes `range` of the file, and whether [`Self::written`] has to be called for
+    /// them.
     pub fn place(&mut self, range: &Range<u64>) -> (u64, bool) {
         if let Some(extent) = self.pending.covering(range) {
             return (extent.at.offset + (range.start - extent.offset), false);
@@ -114,10 +115,10 @@ impl WriteLog {
         (at, true)
     }
 
-    /// Notes that these bytes of the file were written at `at`.
+    /// Records that the bytes `range` of the file were written at offset `at` of the part.
     ///
     /// # Errors
-    /// There are too many extents, or the range is invalid.
+    /// The log has too many extents, or the range is invalid.
     pub fn written(&mut self, range: &Range<u64>, at: u64) -> Result<(), LayoutError> {
         let part = self.index;
         self.pending.put(Extent {
@@ -127,7 +128,7 @@ impl WriteLog {
         })
     }
 
-    /// Turns the writes since the last report into a new report; with `cut` the file has that length then.
+    /// Turns the writes since the last report into a new report; with `cut` the report sets the file's length.
     pub fn tell(&mut self, cut: Option<u64>) {
         if self.pending.count() == 0 && cut.is_none() {
             return;
@@ -146,7 +147,7 @@ impl WriteLog {
         self.publications.push((publication, extents));
     }
 
-    /// Returns the unanswered reports.
+    /// Returns the reports that the server has not answered.
     #[must_use]
     pub fn publications(&self) -> Vec<v1::MountPublication> {
         self.publications
@@ -155,19 +156,19 @@ impl WriteLog {
             .collect()
     }
 
-    /// Notes that the server has received these reports, and that its answer is adopted.
+    /// Records that the server has received these reports, and that its answer is adopted.
     pub fn heard(&mut self, publications: &[v1::MountPublication]) {
         let last = publications.last().map(|publication| publication.number);
         self.publications
             .retain(|(publication, _)| Some(publication.number) > last);
     }
 
-    /// Notes that the part is sealed, and that the state published since then is adopted.
+    /// Records that the part is sealed, and that the state published since then is adopted.
     pub fn all_heard(&mut self) {
         self.publications.clear();
     }
 
-    /// Returns the writes over the published bytes of a range, in order: each entry first sets the length of the file, then has extents.
+    /// Returns the unpublished writes to a range, in order: each entry first sets the length of the file, then has extents.
     #[must_use]
     pub fn over(&self, range: &Range<u64>) -> Vec<(Option<u64>, Vec<Extent>)> {
         let publications = self.publications.iter();
@@ -179,7 +180,7 @@ impl WriteLog {
         all.map(within).collect()
     }
 
-    /// Returns the length of the file for writers here, if all others see the length `seen`.
+    /// Returns the length of the file for writers on this mount, if all other mounts see the length `seen`.
     #[must_use]
     pub fn size_over(&self, seen: u64) -> u64 {
         let mut size = seen;
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn range_moves_unless_part_has_same_offset() {
+    fn write_log_moves_range_unless_part_has_same_offset() {
         let mut log = WriteLog::new(0, 100, 0);
         assert!(
             log.moves(&(0..10)),
@@ -221,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn extents_count_until_server_has_heard_them() {
+    fn write_log_counts_extents_until_server_has_received_them() {
         let mut log = WriteLog::new(1, 0, 0);
         write(&mut log, 0..1);
         write(&mut log, 5..6);
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn freshness_stays_stale_if_marked_during_question() {
+    fn freshness_stays_stale_if_marked_during_request() {
         let freshness = Freshness::default();
         assert!(!freshness.is_stale());
         freshness.mark();

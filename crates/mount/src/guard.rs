@@ -1,12 +1,13 @@
-//! Ends the kernel's connection of a mount whose process cannot end by itself, with the kernel's `abort` file and a small process.
+//! Aborts the Linux kernel's connection of a mount whose process cannot end by itself, with the connection's `abort` file and a small
+//! process.
 //!
-//! A thread that notifies the kernel of a change may wait in the kernel for a directory's lock. A program that holds the lock waits for an
-//! answer of the mount. If the answering threads are killed, neither ends: the waiting thread keeps `/dev/fuse` open. The kernel ends such
-//! a connection if a process writes to its file `abort`.
+//! A thread that notifies the Linux kernel of a change may wait in the kernel for a directory's lock. A program that holds the lock waits
+//! for an answer of the mount. If the answering threads are killed, neither the program nor the waiting thread ends: the thread keeps
+//! `/dev/fuse` open. The kernel ends such a connection if a process writes to the connection's file `abort`.
 //!
-//! The mount writes there at its end. If the mount is killed, a small process writes there instead: a shell that has only that file and a
-//! pipe open. The other end of the pipe belongs to one thread of the mount. That thread has a table of open files of its own, so that the
-//! pipe is closed however long other threads wait.
+//! The mount writes to `abort` at its end. If the mount is killed, a small process writes to it instead: a shell that has only this file
+//! and a pipe open. The other end of the pipe belongs to one thread of the mount. That thread has a separate table of open files, so that
+//! the pipe is closed however long other threads wait.
 
 use rustix::fs::{CWD, Mode, OFlags, openat};
 use rustix::mount::{FsMountFlags, FsOpenFlags, MountAttrFlags, fsconfig_create, fsmount, fsopen};
@@ -18,16 +19,16 @@ use std::os::unix::process::CommandExt as _;
 use std::process::{Child, Command, Stdio};
 use std::sync::{Arc, mpsc};
 
-/// Directory of the kernel's connections, if it is mounted.
+/// Directory of the Linux kernel's FUSE connections, if it is mounted.
 const CONNECTIONS: &str = "/sys/fs/fuse/connections";
-/// Aborts the connection at standard output, unless a line arrives before the end of standard input.
+/// Shell script that aborts the connection at its standard output, unless a line arrives before the end of its standard input.
 const SCRIPT: &str = "trap '' HUP INT QUIT TERM; read -r over || echo 1";
-/// Name of the shell among processes.
+/// Name of the shell in the list of processes.
 const NAME: &str = "tidemill-mount-guard";
-/// Last of the standard streams.
+/// Highest descriptor of the standard streams.
 const STANDARD: RawFd = 2;
 
-/// Opens the file that ends the connection of the mount with this device number, such as `0:98`.
+/// Opens the file that aborts the connection of the mount with this device number, such as `0:98`.
 pub(crate) fn connection(device: &str) -> io::Result<File> {
     let number = device.strip_prefix("0:").and_then(|n| n.parse().ok());
     let number: u32 = number.ok_or(io::ErrorKind::InvalidInput)?;
@@ -47,7 +48,7 @@ pub(crate) fn connection(device: &str) -> io::Result<File> {
     Ok(file.into())
 }
 
-/// Mounts the directory of connections where no other process sees it.
+/// Mounts the directory of FUSE connections such that no other process sees the mount.
 fn private_connections() -> rustix::io::Result<OwnedFd> {
     let context = fsopen("fusectl", FsOpenFlags::FSOPEN_CLOEXEC)?;
     fsconfig_create(&context)?;
@@ -58,26 +59,25 @@ fn private_connections() -> rustix::io::Result<OwnedFd> {
     )
 }
 
-/// Ends the connection.
 pub(crate) fn abort(mut connection: &File) {
     if let Err(error) = connection.write_all(b"1") {
         tracing::debug!("the Linux kernel's connection can't be closed: {error}");
     }
 }
 
-/// Process that ends the connection of this process's mount when this process is killed; it ends with the guard.
+/// Handle of a process that aborts the connection of this process's mount when this process is killed. The process ends with the handle.
 #[derive(Debug)]
 pub(crate) struct Guard {
     connection: Arc<File>,
-    /// Dropped at the end. No message is ever sent.
+    /// Channel that is disconnected at the end. No message is ever sent.
     _alive: mpsc::Sender<()>,
 }
 
 impl Guard {
-    /// Starts the process, for the mount with this device number.
+    /// Starts the guard process for the mount with this device number.
     ///
     /// # Errors
-    /// This user may not end the connection, or there is no shell.
+    /// The user may not abort the connection, or the host has no shell.
     pub(crate) fn start(device: &str) -> io::Result<Self> {
         Self::of(Arc::new(connection(device)?))
     }
@@ -103,7 +103,8 @@ impl Guard {
     }
 }
 
-/// Starts the process and ends it when `ended` is disconnected. Its pipe is closed when this thread ends for any reason.
+/// Starts the guard process and ends it when `ended` is disconnected. The pipe of the process is closed when this thread ends for any
+/// reason.
 fn watch(connection: &File, tell: &mpsc::Sender<io::Result<()>>, ended: &mpsc::Receiver<()>) {
     let (mut child, mut pipe) = match started(connection) {
         Ok(started) => started,
@@ -121,7 +122,7 @@ fn watch(connection: &File, tell: &mpsc::Sender<io::Result<()>>, ended: &mpsc::R
     let _ = child.wait();
 }
 
-/// Starts the process from this thread, which has no other open files afterwards.
+/// Starts the guard process from this thread, which has no other open files afterwards.
 fn started(connection: &File) -> io::Result<(Child, io::PipeWriter)> {
     own_table()?;
     close_all_but(connection.as_raw_fd())?;
@@ -138,7 +139,7 @@ fn started(connection: &File) -> io::Result<(Child, io::PipeWriter)> {
     Ok((child, writer))
 }
 
-/// Gives this thread a table of open files of its own, a copy.
+/// Gives this thread a separate copy of the table of open files.
 #[expect(
     deprecated,
     reason = "the replacement is unsafe, as a thread could lose the files of other threads"
@@ -147,7 +148,7 @@ fn own_table() -> io::Result<()> {
     Ok(rustix::thread::unshare(UnshareFlags::FILES)?)
 }
 
-/// Closes all open files of this thread except this file and the standard streams; the thread has a table of its own.
+/// Closes all open files of this thread except `kept` and the standard streams; the thread must have a separate table of open files.
 fn close_all_but(kept: RawFd) -> io::Result<()> {
     let mut open: Vec<RawFd> = Vec::new();
     for entry in std::fs::read_dir("/proc/thread-self/fd")? {
@@ -168,7 +169,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// Starts the process from a thread that dies or reports its end. Returns the content of the file.
+    /// Starts the guard process from a thread that dies or reports its end. Returns the content of the file that the process writes.
     fn written(killed: bool) -> String {
         let file = tempfile::NamedTempFile::new().unwrap();
         let connection = file.as_file().try_clone().unwrap();
@@ -188,13 +189,13 @@ mod tests {
     }
 
     #[test]
-    fn guard_ends_connection_of_killed_mount_only() {
+    fn mount_guard_aborts_connection_of_killed_mount_only() {
         assert_eq!(written(true), "1\n");
         assert_eq!(written(false), "");
     }
 
     #[test]
-    fn guard_does_not_close_files_of_other_threads() {
+    fn mount_guard_does_not_close_files_of_other_threads() {
         let kept = tempfile::NamedTempFile::new().unwrap();
         let (file, path) = tempfile::NamedTempFile::new().unwrap().into_parts();
         let guard = Guard::of(Arc::new(file)).unwrap();
@@ -205,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn connection_needs_device_number() {
+    fn fuse_connection_needs_valid_device_number() {
         assert!(connection("8:1").is_err());
         assert!(connection("0:x").is_err());
         assert!(connection("").is_err());

@@ -1,9 +1,9 @@
 //! The mounted file system.
 //!
-//! `fs` is the file system and does not depend on FUSE; `fuse` is the thin adapter between it and the kernel, `preload` the adapter between
-//! it and programs without a mount; [`session`] attaches and detaches it, [`mountpoint`] manages its directory. The crate may talk to the
-//! server and to nodes through `tidemill-client`, and open object files of nodes on the same host in place. Its guarantees are in
-//! `docs/semantics.md` and `docs/consistency.md`.
+//! `fs` is the file system and does not depend on FUSE; `fuse` is the thin adapter between the file system and the Linux kernel, `preload`
+//! the adapter between the file system and programs without a mount; [`session`] attaches and detaches it, [`mountpoint`] manages its
+//! directory. The crate may send requests to the server and to nodes through `tidemill-client`, and open object files of nodes on the same
+//! host directly. The crate's guarantees are in `docs/semantics.md` and `docs/consistency.md`.
 
 pub mod error;
 pub mod extents;

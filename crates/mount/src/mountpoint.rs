@@ -1,10 +1,10 @@
-//! Mountpoints: finds mounts, detaches mounts of clusters and no others, and protects the bare directory from writes while nothing is mounted on
-//! it. It changes mounts, and mode and flags of the directory.
+//! Mountpoints. The module finds mounts, detaches mounts of clusters and no others, and protects the bare directory from writes while
+//! nothing is mounted on it. The module changes mounts, and the mode and flags of the directory.
 //!
-//! Programs find the bare directory when the mount has died: their writes end on the local disk, and the next mount hides them. So the directory
-//! has to be empty, has no write permission in its mode, and is immutable where the system allows it, which stops root as well. The directory
-//! stays immutable when the mount is killed or another process unmounts it. An orderly end clears the flag, so that the directory can be
-//! removed.
+//! Programs see the bare directory when the mount has died: their writes are stored on the local disk, and the next mount hides them. So
+//! the directory has to be empty, has no write permission in its mode, and is immutable where the file system allows this flag, which stops
+//! root as well. The directory stays immutable when the mount is killed or another process unmounts it. An orderly end clears the flag, so
+//! that the directory can be removed.
 
 use crate::error::Error;
 use crate::guard::{self, Guard};
@@ -23,12 +23,12 @@ use std::time::Duration;
 
 /// Source name of the cluster's mounts.
 pub(crate) const SOURCE: &str = "tidemill";
-/// A file in the bare directory that explains it; for root, whom the directory's mode does not stop.
+/// Name of a file in the bare directory that explains the directory to root, whom its mode does not stop.
 const NOTE: &str = "NOT-MOUNTED";
-/// Text of that file.
+/// Text of the file [`NOTE`].
 const NOTE_TEXT: &str = "Nothing is mounted here. This directory is where a cluster of Tidemill belongs: files that \
 are written here are not in the cluster, and prevent the mount.\n";
-/// Maximum number of stacked dead mounts that are detached.
+/// Maximum number of stacked dead mounts that are detached from one directory.
 const DEAD_MAX: usize = 16;
 /// Time that a mount may take to answer; a mount that does not answer is not considered dead.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
@@ -36,13 +36,12 @@ const SIGN_OF_LIFE: Duration = Duration::from_secs(2);
 const MOUNT_ID_UNIQUE: u32 = 0x4000;
 /// Write permission of owner, group and others.
 const WRITE_BITS: u32 = 0o222;
-/// Write permission of the owner.
 const OWNER_WRITE: u32 = 0o200;
 
-/// A file system that is mounted somewhere.
+/// A mounted file system and its mountpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Mounted {
-    /// Ids of the mount, and of the file system on it.
+    /// Id of the mount, and id of the mounted file system.
     id: (u64, String),
     kind: String,
     source: String,
@@ -67,7 +66,7 @@ fn mounts_at(path: &Path) -> io::Result<Vec<Mounted>> {
         .collect())
 }
 
-/// Parses one line of `/proc/self/mountinfo`, if it is about that directory.
+/// Parses one line of `/proc/self/mountinfo`, if it describes a mount on `path`.
 fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
     let mut fields = line.split(|&byte| byte == b' ');
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -84,7 +83,7 @@ fn parse(line: &[u8], path: &OsStr) -> Option<Mounted> {
     })
 }
 
-/// Decodes a field in which the system writes spaces and backslashes as octal numbers.
+/// Decodes a field in which Linux writes spaces and backslashes as octal numbers.
 fn unescape(field: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(field.len());
     let mut at = 0;
@@ -97,7 +96,7 @@ fn unescape(field: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// Whether a path exists. The call does not ask a file system that is mounted on it: a killed mount that cannot end never answers.
+/// Whether a path exists. The call does not ask a file system that is mounted on the path: a killed mount that cannot end never answers.
 #[must_use]
 pub fn is_there(path: &Path) -> bool {
     let flags = AtFlags::SYMLINK_NOFOLLOW | AtFlags::STATX_DONT_SYNC;
@@ -105,7 +104,7 @@ pub fn is_there(path: &Path) -> bool {
     !matches!(found, Err(Errno::NOENT))
 }
 
-/// Returns the directory's own path; also if a dead mount is on it.
+/// Returns the directory's path without symbolic links, even if a dead mount is on the directory.
 fn real(path: &Path) -> io::Result<PathBuf> {
     match path.canonicalize() {
         Err(error) if gone(&error) => {
@@ -136,7 +135,7 @@ pub fn is_mounted(path: &Path) -> bool {
     real(path).is_ok_and(|path| mounted(&path))
 }
 
-/// Whether the process that serves the mount has ended. A thread of its own asks: a process that was stopped never answers.
+/// Whether the process that serves the mount has ended. A separate thread asks the mount, because a stopped process never answers.
 fn is_dead(path: &Path) -> bool {
     let (sender, receiver) = mpsc::channel();
     let path = path.to_owned();
@@ -171,19 +170,19 @@ fn detach(path: &Path) -> io::Result<()> {
     }
 }
 
-/// Refuses a directory that another file system is mounted on, or that holds files, which a mount would hide. The remains of a killed mount
-/// are detached first.
+/// Returns an error if another file system is mounted on the directory, or if the directory contains files, which a mount would hide. First
+/// detaches the remains of a killed mount.
 ///
 /// # Errors
-/// The directory cannot be used; the error says how to fix that.
+/// The directory cannot be used; the error message explains the remedy.
 pub fn check(path: &Path) -> Result<(), Error> {
     Bare::open(path).map(drop)
 }
 
-/// Detaches the remains of a killed mount from a directory and lets the directory be removed again. A live mount is not touched.
+/// Detaches the remains of a killed mount from a directory and makes the directory removable again. A live mount is not touched.
 ///
 /// # Errors
-/// The system refuses.
+/// The operating system refuses a change.
 pub fn give_back(path: &Path) -> io::Result<()> {
     let path = match real(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -196,11 +195,11 @@ pub fn give_back(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Ends the kernel's connection of a cluster's mount on this path: for a mount whose process was killed and cannot end, as one of its
-/// threads waits for a program that waits for the thread.
+/// Aborts the Linux kernel's connection of a cluster's mount on this path: for a mount whose process was killed and cannot end, because one
+/// of its threads waits for a program that waits for the thread.
 ///
 /// # Errors
-/// No file system of a cluster is mounted there, or the system refuses.
+/// No file system of a cluster is mounted on the path, or the operating system refuses the abort.
 pub fn abort(path: &Path) -> io::Result<()> {
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -214,7 +213,7 @@ pub fn abort(path: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Detaches dead mounts of clusters. Returns the remaining mount.
+/// Detaches dead mounts of clusters from a directory. Returns the remaining mount.
 fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     for _ in 0..DEAD_MAX {
         match mounts_at(path)?.pop() {
@@ -228,7 +227,7 @@ fn detach_dead(path: &Path) -> io::Result<Option<Mounted>> {
     Ok(mounts_at(path)?.pop())
 }
 
-/// Returns the unique number of the topmost mount, where the system provides one. Only asks the kernel.
+/// Returns the unique number of the topmost mount on a path, if Linux provides one. Does not ask the mounted file system.
 fn unique_id(path: &Path) -> Option<u64> {
     let wanted = StatxFlags::from_bits_retain(MOUNT_ID_UNIQUE);
     let found = rustix::fs::statx(CWD, path, AtFlags::STATX_DONT_SYNC, wanted).ok()?;
@@ -255,7 +254,7 @@ fn set_immutable(directory: &File, immutable: bool) -> io::Result<()> {
     Ok(rustix::fs::ioctl_setflags(directory, flags)?)
 }
 
-/// The directory below a mount.
+/// Directory that a mount covers.
 #[derive(Debug)]
 pub(crate) struct Bare {
     path: PathBuf,
@@ -263,7 +262,7 @@ pub(crate) struct Bare {
 }
 
 impl Bare {
-    /// Returns the directory, if it can be mounted on.
+    /// Opens the directory, if a file system can be mounted on it.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let at = |source| Error::Mount {
             path: path.display().to_string(),
@@ -296,7 +295,7 @@ impl Bare {
         Ok(bare)
     }
 
-    /// Returns the path of the directory itself.
+    /// Returns the path of the covered directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
@@ -357,7 +356,7 @@ impl Bare {
         }
     }
 
-    /// Lets the directory be removed.
+    /// Makes the directory removable.
     fn release(&self) {
         if let Err(error) = set_immutable(&self.directory, false) {
             tracing::debug!("{} stays immutable: {error}", self.path.display());
@@ -365,16 +364,15 @@ impl Bare {
     }
 }
 
-/// A mount of this process.
 #[derive(Debug)]
 pub(crate) struct OwnMount {
     bare: Bare,
-    /// Mount and its unique number. `None`: it was unmounted before it was looked up.
+    /// Mount and its unique number; `None` if it was unmounted before this process looked it up.
     mounted: Option<(Mounted, Option<u64>)>,
 }
 
 impl OwnMount {
-    /// Call this when the file system has been mounted on the directory.
+    /// Records the mount on the directory. The caller must have mounted the file system before.
     pub(crate) fn new(bare: Bare) -> io::Result<Self> {
         let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);
         let mounted = top.map(|top| (top, unique_id(&bare.path)));
@@ -382,7 +380,6 @@ impl OwnMount {
         Ok(Self { bare, mounted })
     }
 
-    /// Returns the mountpoint.
     pub(crate) fn path(&self) -> &Path {
         &self.bare.path
     }
@@ -397,8 +394,8 @@ impl OwnMount {
         guard.inspect_err(why).ok()
     }
 
-    /// Unmounts the file system and lets the directory be removed. If another process has unmounted it, the directory stays protected. Other file
-    /// systems on the directory are never touched.
+    /// Unmounts the file system and makes the directory removable. If another process has unmounted it, the directory stays protected. The
+    /// function never touches other file systems on the directory.
     pub(crate) fn detach(&self) -> io::Result<()> {
         let Some((mounted, unique)) = &self.mounted else {
             return Ok(());
@@ -444,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_with_files_is_refused_with_a_file_name() {
+    fn mountpoint_with_files_is_refused_with_a_file_name() {
         let directory = tempfile::tempdir().unwrap();
         check(directory.path()).unwrap();
         std::fs::write(directory.path().join(NOTE), NOTE_TEXT).unwrap();
@@ -457,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn protected_directory_refuses_files_until_release() {
+    fn protected_mountpoint_refuses_files_until_release() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("mnt");
         std::fs::create_dir(&path).unwrap();

@@ -1,4 +1,5 @@
-//! Attaches the file system to a mountpoint and detaches it: connects, starts threads, mounts (next: `mount/src/fuse/mod.rs`).
+//! Attaches the file system to a mountpoint and detaches it: connects to the server, starts threads, and mounts (next:
+//! `mount/src/fuse/mod.rs`).
 
 use crate::error::Error;
 use crate::fs::Fs;
@@ -19,47 +20,49 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 
-/// Maximum number of threads for operations that wait for a server or a node: so many may wait for an offline node before other
+/// Maximum number of threads for operations that wait for a server or a node. If all of these threads wait for an offline node, other
 /// operations wait, too.
 const WAITING_THREADS_MAX: usize = 1024;
 /// Pause before the next attempt to reach the server.
 const SERVER_PAUSE: Duration = Duration::from_millis(300);
-/// Time limit of the first contact to the server.
+/// Time limit of the first connection to the server.
 const FIRST_CONTACT: Duration = Duration::from_secs(10);
-/// Time for which open files may delay an unmount.
+/// Maximum time for which open files delay an unmount.
 const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
-/// Time for which seals may delay an unmount.
+/// Maximum time for which seals delay an unmount.
 const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 
 /// Configuration of a mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
-    /// The server.
+    /// Address of the server.
     pub endpoint: Endpoint,
     /// Content of the cluster's token file, for a server that is reached over TCP.
     pub credential: Option<Credential>,
-    /// An existing directory, which becomes the mountpoint.
+    /// Path of an existing directory, which becomes the mountpoint.
     pub mountpoint: PathBuf,
-    /// Whether object files of nodes on this host are opened in place. Otherwise all bytes are sent over HTTP, as to other hosts.
+    /// Whether the mount opens object files of nodes on this host directly. Otherwise it transfers all bytes over HTTP, as from other
+    /// hosts.
     pub in_place: bool,
     /// Whether users other than the mounting user may use the mount.
     pub allow_other: bool,
-    /// Time for which attributes and names are cached. The server reports changes, so this only limits the effect of a lost message.
+    /// Time for which the mount caches attributes and names. The server reports changes, so the time only limits the effect of a lost
+    /// message.
     pub attr_ttl: Duration,
-    /// Stores to show in `/remotes`, to the mounting user and root; `None`: the directory does not exist.
+    /// Remotes to show in `/remotes`, to the mounting user and root; `None`: the directory does not exist.
     pub stores: Option<Arc<dyn MountStores>>,
-    /// Time that a store may take for one answer.
+    /// Maximum time that a remote may take for one answer.
     pub remote_timeout: Duration,
-    /// Time that an operation waits for an unreachable server or node; `None`: without limit. The last mount of a process sets it for
+    /// Time that an operation waits for an unreachable server or node; `None`: without limit. The last mount of a process sets the time for
     /// all mounts of the process.
     pub patience: Option<Duration>,
-    /// Whether the mount ends with its process, however that ends: a small process of its own ensures that. For a process that has no open
-    /// files on its own mounts.
+    /// Whether the mount ends with its process, however the process ends, which a small separate process ensures. For a process that has no
+    /// open files on its own mounts.
     pub guarded: bool,
 }
 
 impl MountConfig {
-    /// Returns the usual settings: in place where possible, for all users if mounted by root.
+    /// Returns the default configuration: direct access where possible, and access for all users if root mounts.
     #[must_use]
     pub fn new(endpoint: Endpoint, credential: Option<Credential>, mountpoint: PathBuf) -> Self {
         Self {
@@ -77,19 +80,19 @@ impl MountConfig {
     }
 }
 
-/// A mounted file system. It ends when it is dropped, without any wait.
+/// A mounted file system. If this value is dropped, the mount ends without any wait.
 #[derive(Debug)]
 pub struct MountSession {
     fs: Arc<Fs>,
     fuse: Option<BackgroundSession>,
     mounted: OwnMount,
     guard: Option<Guard>,
-    /// Whether another process has unmounted it.
+    /// Whether another process has unmounted the file system.
     gone: bool,
     runtime: Runtime,
 }
 
-/// Mounts the file system, which works when this returns. Waits for a server that is not reachable yet.
+/// Mounts the file system, which programs can use when the function returns. Waits for a server that is not reachable yet.
 ///
 /// # Errors
 /// The server refuses or cannot be trusted, or the mountpoint cannot be used.
@@ -129,13 +132,13 @@ pub fn mount(config: &MountConfig) -> Result<MountSession, Error> {
     })
 }
 
-/// A file system that receives others' changes and has no users yet.
+/// A file system that receives other clients' changes and has no users yet.
 pub(crate) struct Attached {
     pub(crate) runtime: Runtime,
     pub(crate) fs: Arc<Fs>,
 }
 
-/// Connects to the server. Programs find the cluster at `place`, and `kernel` receives invalidations.
+/// Connects to the server. `place` is the path at which programs find the cluster, and `kernel` receives invalidations.
 pub(crate) fn attach(
     config: &MountConfig,
     place: PathBuf,
@@ -174,7 +177,7 @@ pub(crate) fn attach(
     Ok(Attached { runtime, fs })
 }
 
-/// Ends all versions that are being written. Returns those that could not be sealed.
+/// Ends all versions that are being written. Returns a summary of the versions that could not be sealed.
 pub(crate) fn finish(fs: &Fs) -> Result<(), UnsealedSummary> {
     let deadline = Instant::now() + CLOSE_PATIENCE;
     while fs.writers() > 0 && Instant::now() < deadline {
@@ -194,7 +197,7 @@ pub(crate) fn finish(fs: &Fs) -> Result<(), UnsealedSummary> {
     drained
 }
 
-/// Connects to the server, however long it is unreachable.
+/// Connects to the server and retries while the server is unreachable.
 async fn connect(config: &MountConfig) -> Result<Server, Error> {
     let mut reported = false;
     loop {
@@ -229,7 +232,7 @@ fn options(config: &MountConfig) -> fuser::Config {
 }
 
 impl MountSession {
-    /// Returns the mountpoint.
+    /// Returns the path of the mountpoint.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {
         self.mounted.path()
@@ -238,7 +241,7 @@ impl MountSession {
     /// Serves until another process unmounts the file system, or SIGTERM or SIGINT arrives; then unmounts.
     ///
     /// # Errors
-    /// As for [`Self::unmount`].
+    /// The errors of [`Self::unmount`].
     pub fn run(mut self) -> Result<(), Error> {
         let Some(mut fuse) = self.fuse.take() else {
             return Ok(());
@@ -295,7 +298,7 @@ impl MountSession {
         })
     }
 
-    /// Unmounts, unless another process has done so.
+    /// Unmounts the file system, unless another process has done so.
     fn detach(&self, fuse: BackgroundSession) -> std::io::Result<()> {
         let gone = self.gone || fuse.guard.is_finished();
         // Its drop would unmount any file system that is mounted on the directory at the end of its own mount.

@@ -1,5 +1,6 @@
-//! The interface to stores outside of the cluster: requests that the mount makes. The mounting program implements it, and knows the stores
-//! and their keys. The mount knows neither addresses nor protocols ([0061](../../../docs/decisions/0061-remotes-in-the-mount.md)).
+//! The interface to stores outside of the cluster: requests that the mount makes. The mounting program implements the interface, and knows
+//! the stores and their keys. The mount knows neither addresses nor protocols
+//! ([0061](../../../docs/decisions/0061-remotes-in-the-mount.md)).
 
 use bytes::Bytes;
 use rustix::io::Errno;
@@ -8,62 +9,63 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-/// A pending answer.
+/// Future of a store's answer.
 pub type StoreFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreFailure>> + Send + 'a>>;
 
-/// Reason why a store failed, without any key in it.
+/// Reason why a request to a store failed. The reason contains no key.
 #[derive(Clone, Debug)]
 pub struct StoreFailure {
-    /// Errno for programs. `ESTALE`: the file has another version now.
+    /// Errno that programs get. `ESTALE` means that the file has another version now.
     pub errno: Errno,
-    /// Text for the log.
+    /// Reason for the log.
     pub reason: String,
 }
 
-/// Version of a file.
+/// Version of a file of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Size in bytes.
+    /// Size of the version in bytes.
     pub size: u64,
     /// Tag that differs for each version.
     pub tag: String,
-    /// Whether the store itself refuses to read another version than that of the tag.
+    /// Whether the store itself refuses to read another version than the version of the tag.
     pub checked_by_store: bool,
     /// Time of the last change, if the store reports it.
     pub modified: Option<SystemTime>,
 }
 
-/// Content at a path.
+/// Type of the content at a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathContent {
-    /// A file.
+    /// The path is a file, in this version.
     File(Content),
-    /// A directory.
+    /// The path is a directory.
     Directory,
 }
 
-/// One name of a directory.
+/// One entry of a directory.
 #[derive(Clone, Debug)]
 pub struct DirectoryEntry {
-    /// Name without any slash.
+    /// Name of the entry, without any slash.
     pub name: String,
-    /// Content of the name.
+    /// Content at the entry's path.
     pub seen: PathContent,
 }
 
-/// All stores that have names.
+/// Stores that the mount can open by the names of their remotes.
 pub trait MountStores: Debug + Send + Sync {
-    /// Returns the store at an address, with the keys for its name: the same store as before unless its address or its keys have changed.
+    /// Returns the store at an address, with the keys for its name. Repeated calls return the same store unless its address or keys have
+    /// changed.
     fn open<'a>(&'a self, name: &'a str, uri: &'a str) -> StoreFuture<'a, Arc<dyn MountStore>>;
 }
 
-/// One store. Paths have no slash at their ends; the empty path is the whole store.
+/// One store. Paths have no slash at their ends; the empty path is the root of the store.
 pub trait MountStore: Debug + Send + Sync {
     /// Returns the content at a path.
     fn look<'a>(&'a self, path: &'a str) -> StoreFuture<'a, PathContent>;
-    /// Returns the entries of a directory.
+    /// Starts to list the entries of a directory.
     fn entries<'a>(&'a self, path: &'a str) -> StoreFuture<'a, Box<dyn EntryPages>>;
-    /// Reads a range of this version of a file: offset and length. An empty range only checks whether the file may be read.
+    /// Reads a byte range (offset and length) of this version of a file. An empty range only checks whether the file may be read.
     fn read<'a>(
         &'a self,
         path: &'a str,
@@ -72,8 +74,8 @@ pub trait MountStore: Debug + Send + Sync {
     ) -> StoreFuture<'a, Bytes>;
 }
 
-/// A listing that is read page by page.
+/// Listing of a directory that is read page by page.
 pub trait EntryPages: Debug + Send {
-    /// Returns up to `most` more names; none at the end.
+    /// Returns up to `most` further entries; an empty list at the end.
     fn next(&mut self, most: usize) -> StoreFuture<'_, Vec<DirectoryEntry>>;
 }

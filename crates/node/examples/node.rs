@@ -1,6 +1,6 @@
 //! Smallest program that runs a node: `node ID DIRECTORY SERVER`, with SERVER as `http://host:port`.
 //!
-//! The tests of this crate start and kill it. It is also the program in which built-in kernels run.
+//! The tests of this crate start and kill this program. Built-in kernels run in this program, too.
 
 use tidemill_node::{NodeConfig, RunningNode};
 

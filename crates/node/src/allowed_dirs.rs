@@ -1,5 +1,5 @@
-//! Directories of the host that a node shows to kernels on request. The administrator allows some directories. Directories of the cluster and of the
-//! system are never shown, also not as the target of a link.
+//! Directories of the host that a node shows to kernels on request. The administrator allows some directories. The node never shows
+//! directories of the cluster and of the operating system, even as the target of a link.
 
 use crate::config::NodeConfig;
 use std::path::{Path, PathBuf};
@@ -9,10 +9,10 @@ use tidemill_kernel::SYSTEM_PATHS;
 /// Directories that are never shown, with all directories below and above them: secrets, devices, and sockets of the host.
 const NEVER: [&str; 7] = ["/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys"];
 
-/// Rules for the directories; see the module.
+/// Rules that decide which directories of the host a node shows to kernels.
 #[derive(Debug)]
 pub(crate) struct AllowedDirs {
-    /// Directories as the administrator wrote them. Their targets may be created later.
+    /// Allowed directories as the administrator wrote them. The directories' targets may be created later.
     allowed: Vec<PathBuf>,
     hidden: Vec<PathBuf>,
 }
@@ -33,7 +33,7 @@ impl AllowedDirs {
         }
     }
 
-    /// Returns the real path of a requested directory, if it may be shown. Paths outside of the allowed directories are not accessed.
+    /// Returns the real path of a requested directory, if the node may show it. Does not access paths outside of the allowed directories.
     #[must_use]
     pub(crate) fn find(&self, asked: &str) -> Option<PathBuf> {
         let system = SYSTEM_PATHS.iter().map(Path::new);
@@ -50,7 +50,7 @@ impl AllowedDirs {
         (found.is_dir() && !self.hides(&found)).then_some(found)
     }
 
-    /// Returns a directory that all kernels may see by configuration. Logs a warning if it can't be shown.
+    /// Returns the real path of a directory that all kernels may see by configuration. Logs a warning if the node can't show the directory.
     #[must_use]
     pub(crate) fn own(&self, directory: &Path) -> Option<PathBuf> {
         let found = directory.canonicalize().ok();
@@ -88,7 +88,7 @@ mod tests {
     use tidemill_core::id::NodeId;
 
     #[test]
-    fn only_allowed_directories_are_shown_and_no_secrets() {
+    fn allowed_dirs_show_only_allowed_directories_and_no_secrets() {
         let root = tempfile::tempdir().unwrap();
         let root = root.path().canonicalize().unwrap();
         let at = |path: &str| root.join(path).to_str().unwrap().to_owned();

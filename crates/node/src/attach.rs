@@ -1,8 +1,8 @@
 //! The node's one connection to the server: `Cluster.Attach`. The module passes the server's messages to the node and sends the
 //! node's reports (next: `server/src/cluster.rs`).
 //!
-//! A broken connection is always opened again. The node then sends the labels that it knows and all outcomes that were not acknowledged.
-//! So the node or the server repeats each message that was lost with a connection; ids make the repetition harmless.
+//! The node always opens a broken connection again. The node then sends the labels that it knows and all outcomes that were not
+//! acknowledged. So the node or the server repeats each message that was lost with a connection; ids make the repetition harmless.
 
 use crate::daemon::Daemon;
 use crate::error::Error;
@@ -17,33 +17,33 @@ use tidemill_wire::condition;
 use tidemill_wire::v1::{self, from_node, to_node::Message};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// First pause before the connection is opened again; it doubles up to [`PAUSE_MAX`].
+/// Minimum pause before the connection is opened again; the pause doubles up to [`PAUSE_MAX`].
 pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
 
-/// Maximum pause.
+/// Maximum pause before the connection is opened again.
 pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
 
 /// Time limit for the server to accept the message that the node is suspended.
 const LAST_WORD: Duration = Duration::from_secs(5);
 
-/// Reason why a connection ended.
+/// Reason why the connection to the server ended.
 #[derive(Debug, thiserror::Error)]
 enum DisconnectReason {
     /// The node can't continue.
     #[error(transparent)]
     Fatal(#[from] Error),
-    /// The server can't be reached or refuses.
+    /// The server can't be reached or refuses the connection.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
     /// The server ended the connection.
     #[error("the server ended the connection")]
     Closed,
-    /// The server's key is invalid.
+    /// The key in the server's first message is invalid.
     #[error("the server's first message is invalid: {0}")]
     Key(#[from] tidemill_wire::capability::CapabilityRefusal),
 }
 
-/// Stays attached until the node can't continue. Returns the reason.
+/// Stays connected to the server until the node can't continue. Returns the reason.
 pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
     let mut pause = PAUSE_MIN;
     let mut logged = None;

@@ -1,19 +1,18 @@
-//! Comparison of the clocks of the node's host and of the server, whose clock decides when capabilities expire. The module has no
-//! effects.
+//! Comparison of the clocks of the node's host and of the server, whose clock decides when capabilities expire. The module has no effects.
 
 use parking_lot::Mutex;
 use std::time::{Duration, Instant};
 use tidemill_wire::{condition, v1};
 
-/// Minimum difference that is reported. Smaller differences do no harm.
+/// Minimum difference of the clocks that is reported, because smaller differences do no harm.
 const APART_MIN: Duration = Duration::from_secs(60);
 
-/// Last known time of the server; see the module.
+/// Last known time of the server, and the time at which it arrived.
 #[derive(Debug, Default)]
 pub(crate) struct Clocks(Mutex<Option<(u64, Instant)>>);
 
 impl Clocks {
-    /// Records the server's time, in nanoseconds since 1970.
+    /// Records the server's current time, in nanoseconds since 1970.
     pub(crate) fn heard(&self, server_ns: u64) {
         *self.0.lock() = Some((server_ns, Instant::now()));
     }
@@ -24,7 +23,8 @@ impl Clocks {
         (!apart.is_empty()).then(|| condition::NODE_CLOCK.of(Some(node), apart))
     }
 
-    /// Returns the difference between the two clocks at the host's time `now_ns`, as human-readable text; empty if it does no harm.
+    /// Returns the difference between the two clocks at the host's time `now_ns`, as human-readable text; empty if the difference does no
+    /// harm.
     fn trouble(&self, now_ns: u64) -> String {
         let Some((server_ns, at)) = *self.0.lock() else {
             return String::new();
@@ -55,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clock_difference_is_reported() {
+    fn clock_difference_over_limit_is_reported() {
         let second = 1_000_000_000;
         let clocks = Clocks::default();
         assert_eq!(clocks.trouble(7), "", "nothing is known yet");

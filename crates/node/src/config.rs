@@ -1,4 +1,4 @@
-//! Configuration of a node at its start. The module only holds values and reads the size of the host's memory.
+//! Configuration of a node at its start. The module only contains values and reads the size of the host's memory.
 
 use crate::backend::BackendSettings;
 use crate::power::Meter;
@@ -11,7 +11,7 @@ use tidemill_core::event::Role;
 use tidemill_core::id::NodeId;
 use tidemill_core::resources::Offers;
 
-/// Rate that is reported until a fetch has been measured: 1 Gbit/s in bytes per second.
+/// Rate that a node reports until it has measured a fetch: 1 Gbit/s in bytes per second.
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
 
 /// Default limit of fetched objects that are kept after their last use, in bytes.
@@ -23,27 +23,28 @@ pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
 /// Configuration of a node at its start.
 #[derive(Clone, Debug)]
 pub struct NodeConfig {
-    /// Id in the cluster; a directory belongs to one id for ever.
+    /// Id of the node in the cluster; a data directory belongs to one id for ever.
     pub node: NodeId,
     /// Role of the node.
     pub role: Role,
-    /// Whether the node belongs to the burst tier: its files are moved on to other nodes.
+    /// Whether the node belongs to the burst tier, so that its files are staged out to other nodes.
     pub burst: bool,
     /// Directory for all files of the node. It is created if it does not exist.
     pub directory: PathBuf,
-    /// HTTP address; port 0 takes any free port.
+    /// Address on which the node serves HTTP; port 0 takes any free port.
     pub listen: SocketAddr,
-    /// Whether the node serves with TLS. A cluster does so by default.
+    /// Whether the node serves with TLS, which is the default of a cluster.
     pub tls: bool,
-    /// URL for others, `https://host:port` (`http://` without TLS); `None`: the address that the node listens on.
+    /// URL at which other processes reach the node, `https://host:port` (`http://` without TLS); `None`: the address that the node listens
+    /// on.
     pub url: Option<String>,
     /// Id of the node's host; see `tidemill_client::host_id::id`.
     pub host: String,
-    /// Server of the cluster.
+    /// Address of the cluster's server.
     pub server: Endpoint,
-    /// Content of the cluster's token file; needed over TCP only.
+    /// Content of the cluster's token file, which only a connection over TCP needs.
     pub credential: Option<Credential>,
-    /// Cores for concurrent kernels.
+    /// Number of cores for concurrent kernels.
     pub cores: u32,
     /// Memory for tasks with a declared need, in bytes; `None`: the memory of all kernels together.
     pub memory_bytes: Option<u64>,
@@ -53,7 +54,7 @@ pub struct NodeConfig {
     pub kernels_idle: bool,
     /// Memory limit of all kernels together, in bytes, if the host allows control groups; `None`: seven eighths of the host's memory.
     pub kernels_memory_bytes: Option<u64>,
-    /// Directories of the host that kernels may see, with all directories below them, if their tasks ask for them.
+    /// Directories of the host that kernels may see, with all their subdirectories, if the kernels' tasks request them.
     pub kernels_dirs: Vec<PathBuf>,
     /// Files and directories of the cluster and of its keys on this host that kernels never see, in addition to the node's own directory.
     pub hidden: Vec<PathBuf>,
@@ -63,7 +64,7 @@ pub struct NodeConfig {
     pub kernels_environment: Vec<(String, String)>,
     /// Whether the node belongs to the memory tier.
     pub memory_tier: bool,
-    /// Backend of the files, if they are not in the data directory.
+    /// Backend that stores the objects' bytes; `None`: the data directory stores them.
     pub backend: Option<BackendSettings>,
     /// Bytes that the node's objects may take; `None`: the whole device.
     pub capacity_bytes: Option<u64>,
@@ -75,26 +76,28 @@ pub struct NodeConfig {
     pub device_bytes_per_sec: Option<u64>,
     /// Power at full load in thousandths of a watt, for policies that prefer efficient nodes; `None`: not configured.
     pub watts_milli: Option<u64>,
-    /// Power when idle, in thousandths of a watt.
+    /// Power of the idle node in thousandths of a watt; `None`: not configured.
     pub idle_milli: Option<u64>,
-    /// Power when suspended, in thousandths of a watt.
+    /// Power of the suspended node in thousandths of a watt; `None`: not configured.
     pub suspended_milli: Option<u64>,
-    /// Meter of the present power.
+    /// Meter of the host's current power; `None`: the power is not measured.
     pub meter: Option<Meter>,
-    /// Interval of refreshes of the status.
+    /// Interval at which the node refreshes its status.
     pub status_period: Duration,
-    /// Program that runs built-in and native kernels if started with the hidden argument of `tidemill_kernel`; normally the running
+    /// Program that runs built-in and native kernels if it is started with the hidden argument of `tidemill_kernel`; normally the running
     /// program.
     pub program: PathBuf,
-    /// Whether objects of nodes on the same host are taken from their directories. Otherwise they are fetched over HTTP like all others.
+    /// Whether the node reads objects of nodes on the same host from their directories. Otherwise it fetches them over HTTP like all other
+    /// objects.
     pub in_place: bool,
-    /// Limit of fetched objects that are kept after their last use for later tasks, in bytes.
+    /// Limit in bytes of the fetched objects that the node keeps after their last use for later tasks.
     pub input_cache_bytes_max: u64,
     /// Rate at which the node reads its objects in the background, in bytes per second, to find corruption. `None`: never.
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// Returns the memory of this machine that kernels may use by default, in bytes: seven eighths of it, or of the limit of its control group.
+/// Returns the memory of this host that kernels may use by default, in bytes: seven eighths of the host's memory or of its control group's
+/// limit.
 #[must_use]
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();
@@ -104,7 +107,7 @@ pub fn machine_memory_bytes() -> u64 {
 }
 
 impl NodeConfig {
-    /// Returns the resources for concurrent kernels.
+    /// Returns the resources that the node offers for concurrent kernels.
     #[must_use]
     pub fn offers(&self) -> Offers {
         let memory = self.memory_bytes;
@@ -122,8 +125,8 @@ impl NodeConfig {
             .unwrap_or_else(machine_memory_bytes)
     }
 
-    /// Returns the configuration of a node of role `store` with the defaults: any port of the loopback, all cores of the host, status
-    /// every second, TLS unless the server is reached without it.
+    /// Returns the configuration of a node of role `store` with the defaults: any port of the loopback, all cores of the host, status every
+    /// second, TLS unless the server's address is without TLS.
     #[must_use]
     pub fn new(node: NodeId, directory: impl Into<PathBuf>, server: Endpoint) -> Self {
         let cores = std::thread::available_parallelism().map_or(1, usize::from);

@@ -1,5 +1,5 @@
-//! State of one node that its modules share: its configuration, its identity in the cluster, and its components. It uses the database and
-//! sends status reports to the server (next: `server/src/cluster.rs`).
+//! State of one node that its modules share: the node's configuration, its identity in the cluster, and its components. The module uses the
+//! database and sends status reports to the server (next: `server/src/cluster.rs`).
 
 use crate::clock_check::Clocks;
 use crate::config::{LINK_BYTES_PER_SEC_DEFAULT, NodeConfig};
@@ -23,22 +23,22 @@ use tidemill_wire::convert::{BURST, role_name};
 use tidemill_wire::{condition, v1};
 use tokio::sync::watch;
 
-/// Keys of the table `identity`.
+/// Key of the table `identity` with the id of the node.
 const NODE: &str = "node";
 const CLUSTER: &str = "cluster";
 const KEY: &str = "key";
-/// Key that is set when the server has taken the node out of the cluster; `server/src/rebuild/kept.rs` reads it.
+/// Key of the table `identity` that is set when the server has removed the node from the cluster; `server/src/rebuild/kept.rs` reads it.
 const REMOVED: &str = "removed";
 
 /// Maximum time that a request waits for a newly started node to join its cluster.
 const JOIN_MAX: Duration = Duration::from_secs(5);
 
-/// Refreshes of the status object between two searches for installed and removed programs.
+/// Number of refreshes of the status object between two searches for installed and removed programs.
 const REFRESHES_PER_LOOK: u32 = 5;
-/// Refreshes after which the complete status is sent even if it has not changed: the use of kernels, and the flash model.
+/// Number of refreshes after which the node sends its complete status, including the use of kernels, even if it is unchanged.
 const REFRESHES_PER_STATUS: u32 = 3;
 
-/// Refreshes of the status object between two clean-ups of the label table and of the directory of tasks.
+/// Number of refreshes of the status object between two clean-ups of the label table and of the directory of tasks.
 const REFRESHES_PER_PRUNE: u32 = 30;
 
 /// State that the modules of a node share.
@@ -46,12 +46,12 @@ const REFRESHES_PER_PRUNE: u32 = 30;
 pub struct Daemon {
     /// Configuration of the node.
     pub config: NodeConfig,
-    /// URL under which others reach the node.
+    /// URL at which other processes reach the node.
     pub url: String,
-    /// Executor, which also owns the labels and all other components.
+    /// Executor of labels, which also owns the labels and all other components.
     pub executor: Executor,
     membership: watch::Sender<Membership>,
-    /// Identity of the node; `None` without TLS.
+    /// TLS identity of the node; `None` without TLS.
     pub(crate) identity: Option<NodeIdentity>,
     pub(crate) revoked: Revoked,
     pub(crate) traffic: Arc<Traffic>,
@@ -59,12 +59,12 @@ pub struct Daemon {
     pub(crate) clocks: Clocks,
     /// Power meter of the host and its last reading.
     meter: Option<(Meter, PowerReading)>,
-    /// Number of the memory of a node of the memory tier; 0 for other nodes. See [`crate::memory`].
+    /// Number that identifies the memory of a node of the memory tier; 0 for other nodes. See [`crate::memory`].
     memory_id: u64,
     counts_space: bool,
 }
 
-/// Cluster that the node belongs to.
+/// Membership of the node in a cluster.
 #[derive(Clone, Debug, Default)]
 struct Membership {
     cluster: u64,
@@ -74,7 +74,7 @@ struct Membership {
 /// Checks that a directory belongs to this node. Records the node's id in a new directory.
 ///
 /// # Errors
-/// [`Error::OtherNode`], [`Error::Removed`], or if the database fails.
+/// [`Error::OtherNode`], [`Error::Removed`], or an error of the database.
 pub(crate) fn claim(db: &Db, config: &NodeConfig) -> Result<(), Error> {
     let ours = config.node.to_string();
     if db
@@ -118,7 +118,7 @@ pub fn is_removed(directory: &std::path::Path) -> bool {
 }
 
 impl Daemon {
-    /// Creates the state and restores the membership in the cluster.
+    /// Creates the state of the node and restores its membership in the cluster from the database.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -153,8 +153,8 @@ impl Daemon {
         })
     }
 
-    /// Marks the node as one in memory, with this number. `counts_space` is set if the node must count its used memory, because no
-    /// other limit exists.
+    /// Marks the node as a node of the memory tier, with this number. `counts_space` is set if the node must count its used memory, because
+    /// no other limit exists.
     #[must_use]
     pub(crate) fn in_memory(self, memory_id: u64, counts_space: bool) -> Self {
         Self {
@@ -180,7 +180,7 @@ impl Daemon {
         self.executor.labels()
     }
 
-    /// Returns the key that verifies capabilities; `None` if the node does not join a cluster soon.
+    /// Returns the key that verifies capabilities; `None` if the node does not join a cluster within `JOIN_MAX`.
     pub async fn key(&self) -> Option<CapabilityKey> {
         if let Some(key) = &self.membership.borrow().key {
             return Some(key.clone());
@@ -191,7 +191,7 @@ impl Daemon {
         joined.ok()?.ok()?.key.clone()
     }
 
-    /// Returns the cluster of the node; 0 until it has joined one.
+    /// Returns the id of the node's cluster; 0 until the node has joined a cluster.
     #[must_use]
     pub fn cluster(&self) -> u64 {
         self.membership.borrow().cluster
@@ -200,7 +200,7 @@ impl Daemon {
     /// Joins a cluster, or reconnects to it.
     ///
     /// # Errors
-    /// [`Error::OtherCluster`] if the node belongs to another cluster; or if the database can't store the membership.
+    /// [`Error::OtherCluster`] if the node belongs to another cluster; an error of the database if it can't store the membership.
     pub async fn join(&self, cluster: u64, key: CapabilityKey) -> Result<(), Error> {
         let before = self.membership.borrow().clone();
         if before.cluster != 0 && before.cluster != cluster {
@@ -229,7 +229,7 @@ impl Daemon {
         Ok(())
     }
 
-    /// Records in the node's database that the server has taken the node out of the cluster. Returns the reason to end.
+    /// Records in the node's database that the server has removed the node from the cluster. Returns the reason to end the process.
     pub(crate) async fn leave(&self) -> Error {
         let change =
             |connection: &rusqlite::Connection| records::set_identity(connection, REMOVED, &[1]);
@@ -242,16 +242,16 @@ impl Daemon {
         }
     }
 
-    /// Returns the public key for the server to certify; empty without TLS.
+    /// Returns the node's public key, which the server certifies; empty without TLS.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
         self.identity.as_ref().map_or(&[], NodeIdentity::public_key)
     }
 
-    /// Stores the certificate (DER) that the server has issued.
+    /// Stores the certificate (DER) that the server has issued for the node.
     ///
     /// # Errors
-    /// If it is not for this node's key, or can't be stored.
+    /// The certificate is not for this node's key, or can't be stored.
     pub async fn renew(&self, certificate: &[u8]) -> Result<(), Error> {
         match &self.identity {
             Some(identity) => identity.renew(&self.parts().db, certificate).await,
@@ -259,7 +259,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the host name for other nodes. It differs if files stay in a backend, as others must not open the directory then.
+    /// Returns the host name that the node reports. The name differs if others must not open the directory of a backend.
     fn host(&self) -> String {
         match self.config.backend {
             Some(_) => format!("{} (backend)", self.config.host),
@@ -357,7 +357,7 @@ impl Daemon {
     /// Checks whether the node may suspend: it has no labels, the server knows all outcomes, and no request arrived for the time `quiet`.
     ///
     /// # Errors
-    /// The reason why it may not.
+    /// The reason why the node may not suspend.
     pub(crate) fn may_suspend(&self, quiet: Duration) -> Result<(), String> {
         let known = self.labels().known().map_err(|error| error.to_string())?;
         if !known.is_empty() || self.labels().counts() != (0, 0) {
@@ -380,7 +380,7 @@ impl Daemon {
         }
     }
 
-    /// Returns the share of a processor that a kernel of that user would get now. Blocks for a moment.
+    /// Returns the share of a processor that a kernel of the user in `probe` would get now. Blocks while it measures.
     #[must_use]
     pub fn probe(&self, probe: &v1::Probe) -> v1::Probed {
         let parts = self.parts();
@@ -404,7 +404,7 @@ impl Daemon {
         }
     }
 
-    /// Adds the latest writes to the model of the device.
+    /// Updates the model of the flash device with the latest writes.
     async fn settle(&self) {
         let flash = Arc::clone(&self.parts().flash);
         let (db, store) = (self.parts().db.clone(), Arc::clone(&self.parts().store));
@@ -414,7 +414,7 @@ impl Daemon {
         }
     }
 
-    /// Removes files that ended labels have left.
+    /// Removes the private directories and files of ended labels.
     async fn sweep(self: &Arc<Self>) {
         let daemon = Arc::clone(self);
         if let Err(error) = tokio::task::spawn_blocking(move || daemon.executor.sweep()).await {

@@ -1,8 +1,8 @@
 //! Database of the node: schema, migrations, and one writer thread that commits many changes in one transaction. The module reads and
 //! writes the database files in the node's directory.
 //!
-//! It knows SQL and not the meaning of the rows, which [`crate::records`] defines. With `synchronous=NORMAL` in WAL mode, a commit survives
-//! `kill -9`. A change that must be durable makes its whole group be synced. Commits need no free space on the device: `reserve.rs`.
+//! The module runs SQL; [`crate::records`] defines the meaning of the rows. With `synchronous=NORMAL` in WAL mode, a commit survives `kill
+//! -9`. A durable change syncs its whole group. Commits need no free space on the device: `reserve.rs`.
 
 use crate::reserve::{self, CheckpointKind, ReserveKeeper, SpaceState};
 use parking_lot::Mutex;
@@ -17,25 +17,25 @@ use tokio::sync::oneshot;
 /// Version of the schema (`PRAGMA user_version`).
 pub const SCHEMA_VERSION: u32 = 1;
 
-/// Maximum number of changes per transaction.
+/// Maximum number of changes that one transaction commits.
 const GROUP_MAX: usize = 2000;
 
-/// Prepared statements kept per connection.
+/// Maximum number of prepared statements that each connection keeps.
 const STATEMENTS_MAX: usize = 256;
 
-/// Read connections; a reader beyond them waits.
+/// Number of connections for reading; an additional reader waits.
 const READERS: usize = 2;
 
 /// Length of the write-ahead log, in pages, at which it is checkpointed.
 const LOG_PAGES: i64 = 1000;
 
-/// Length of the log, in pages, at which SQLite itself checkpoints it, if this was not done before.
+/// Length of the write-ahead log, in pages, at which SQLite itself checkpoints the log, if the writer has not done so before.
 const LOG_PAGES_MAX: u32 = 3000;
 
-/// Changes between two checks of the log's length.
+/// Number of changes between two checks of the write-ahead log's length.
 const CHANGES_PER_LOOK: usize = 32;
 
-/// Migrations. Number `n` brings a database from version `n` to version `n + 1`. A released migration never changes.
+/// Migrations of the schema. Number `n` converts a database from version `n` to version `n + 1`. A released migration never changes.
 const MIGRATIONS: [&str; SCHEMA_VERSION as usize] = [TABLES];
 
 // `object_unhashed` leaves out stub objects: hashing one would fetch all of it.
@@ -141,28 +141,28 @@ const TABLES: &str = "
     CREATE INDEX backend_attempt_object ON backend_attempt (object);
 ";
 
-/// Error of the database.
+/// Error of the node's database.
 #[derive(Debug, thiserror::Error)]
 pub enum DbError {
-    /// SQLite refused.
+    /// SQLite returned an error.
     #[error("the node's database {path} failed: {source}")]
     Sqlite {
-        /// Path of the database.
+        /// Path of the database file.
         path: PathBuf,
         /// Error of SQLite.
         source: rusqlite::Error,
     },
-    /// The group of the change could not be committed.
+    /// The transaction that contains the change could not be committed.
     #[error("the node's database could not commit: {0}; is its device full?")]
     Commit(Arc<rusqlite::Error>),
-    /// A newer release created the database.
+    /// A newer release of Tidemill created the database.
     #[error(
         "{path} has version {found} of the node's schema, this program knows {SCHEMA_VERSION}: use the newer release"
     )]
     Newer {
-        /// Path of the database.
+        /// Path of the database file.
         path: PathBuf,
-        /// Version of its schema.
+        /// Version of the database's schema.
         found: u32,
     },
     /// The node is stopping.
@@ -170,10 +170,10 @@ pub enum DbError {
     Stopped,
 }
 
-/// Handle of the database. Cheap to clone.
+/// Handle of the node's database. A clone is cheap and refers to the same database.
 ///
-/// The queue of changes has no limit of its own: each change belongs to a label or to a request that waits for it, and those are limited. A
-/// limit here would let the writer's own follow-up changes block it.
+/// The queue of changes has no limit of its own: each change belongs to a label or to a request that waits for the change, and labels and
+/// requests are limited. A limit of the queue would let the writer's own follow-up changes block the writer.
 #[derive(Clone, Debug)]
 pub struct Db {
     path: Arc<Path>,
@@ -185,18 +185,18 @@ pub struct Db {
     _index: Option<Arc<File>>,
 }
 
-/// Connection that several threads use in turn.
+/// SQLite connection that several threads use one after the other.
 pub type SharedConnection = Arc<Mutex<Connection>>;
 
-/// Writer of the database, which commits. It has a thread of its own, or a simulation calls it for each commit.
+/// Writer of the database, which commits changes. The writer has a thread of its own, or a simulation calls the writer for each commit.
 #[derive(Debug)]
 pub struct DbWriter {
     connection: SharedConnection,
     incoming: mpsc::Receiver<DbMessage>,
-    /// Reserved space; `None` for a database without a file.
+    /// Reserved disk space; `None` for a database without a file.
     reserve: Option<ReserveKeeper>,
     left: Arc<SpaceState>,
-    /// Changes since the last check of the log's length.
+    /// Number of changes since the last check of the write-ahead log's length.
     changes: usize,
     _index: Option<Arc<File>>,
 }
@@ -206,7 +206,7 @@ enum DbMessage {
     Stop,
 }
 
-/// Change that waits for its group's commit.
+/// Change that is committed together with other changes.
 trait GroupedChange: Send {
     fn durable(&self) -> bool;
     fn apply(&mut self, connection: &Connection);
@@ -254,7 +254,7 @@ impl Db {
     /// Opens or creates the database and migrates its schema.
     ///
     /// # Errors
-    /// If it can't be opened, or a newer release created it.
+    /// The database can't be opened, or a newer release created it.
     pub fn open(path: &Path) -> Result<Self, DbError> {
         let failed = |source| DbError::Sqlite {
             path: path.to_owned(),
@@ -296,11 +296,11 @@ impl Db {
         Ok(db)
     }
 
-    /// Returns a database that reads and writes through one connection, and its writer, which commits only when it is called. The schema of
-    /// the connection's database is migrated first.
+    /// Returns a database that reads and writes through one connection, and the database's writer, which commits only when it is called.
+    /// First migrates the schema of the connection's database.
     ///
     /// # Errors
-    /// If it can't be used, or a newer release created it.
+    /// The database can't be used, or a newer release created it.
     pub fn without_thread(connection: SharedConnection) -> Result<(Self, DbWriter), DbError> {
         let path = Path::new(":memory:");
         migrate(path, &connection.lock())?;
@@ -339,13 +339,13 @@ impl Db {
         (db, writer)
     }
 
-    /// Returns the state of the space for the database.
+    /// Returns the state of the disk space for the database.
     pub(crate) fn left(&self) -> &SpaceState {
         &self.left
     }
 
-    /// Sends a change to the writer. The writer's thread calls `done` after the commit, with the result of the change. Changes are applied
-    /// in the order of these calls.
+    /// Sends a change to the writer. The writer's thread calls `done` with the result of the change after the commit. The writer applies
+    /// changes in the order of the calls.
     pub fn submit<T, F, D>(&self, durable: bool, change: F, done: D)
     where
         T: Send + 'static,
@@ -368,7 +368,7 @@ impl Db {
     /// Applies a change and waits until it is committed.
     ///
     /// # Errors
-    /// If the change failed, then nothing of it was stored, or if its group could not be committed.
+    /// The change failed and nothing of it was stored, or the transaction that contains the change could not be committed.
     pub async fn write<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -385,7 +385,7 @@ impl Db {
     /// Applies a change like [`Self::write`], for threads that may block.
     ///
     /// # Errors
-    /// As those of [`Self::write`].
+    /// The errors of [`Self::write`].
     pub fn write_blocking<T, F>(&self, durable: bool, change: F) -> Result<T, DbError>
     where
         T: Send + 'static,
@@ -399,10 +399,10 @@ impl Db {
         answer.recv().unwrap_or(Err(DbError::Stopped))
     }
 
-    /// Reads, on the caller's thread.
+    /// Runs a function that reads the database, on the caller's thread.
     ///
     /// # Errors
-    /// If SQLite refuses.
+    /// SQLite returns an error.
     pub fn read<T>(
         &self,
         read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
@@ -418,7 +418,7 @@ impl Db {
         })
     }
 
-    /// Commits the waiting changes and ends the writer. Later changes are refused.
+    /// Commits the waiting changes and ends the writer. Later changes fail.
     pub fn stop(&self) {
         if let Some(writer) = self.writer.lock().take() {
             // An error means that the writer has already ended.
@@ -442,10 +442,10 @@ fn connect(path: &Path) -> Result<Connection, rusqlite::Error> {
     Ok(connection)
 }
 
-/// Makes statements be prepared once, for all bound values. A query that needs a partial index must therefore contain the literal values.
+/// Makes SQLite prepare each statement once, for all bound values. So a query that needs a partial index must contain literals.
 ///
 /// # Errors
-/// If SQLite does not support the setting.
+/// SQLite does not support the setting.
 pub fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
@@ -477,7 +477,7 @@ fn migrate(path: &Path, connection: &Connection) -> Result<(), DbError> {
 }
 
 impl DbWriter {
-    /// Commits changes until the stop message.
+    /// Commits changes until the writer receives the stop message.
     fn run(mut self) {
         while let Ok(DbMessage::Change(first)) = self.incoming.recv() {
             if self.group(first).is_break() {
@@ -488,7 +488,7 @@ impl DbWriter {
         let _ = reserve::restart_log(&self.connection.lock());
     }
 
-    /// Commits one group of waiting changes. Returns whether there was one.
+    /// Commits one group of waiting changes. Returns whether there was a group.
     pub fn turn(&mut self) -> bool {
         match self.incoming.try_recv() {
             Ok(DbMessage::Change(first)) => {
@@ -610,7 +610,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_write_does_not_affect_its_group() {
+    async fn failed_database_change_does_not_affect_its_group() {
         let (_directory, db) = open();
         let (one, again, two) = tokio::join!(
             db.write(false, insert(1)),
@@ -627,7 +627,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stopped_database_keeps_writes_and_refuses_more() {
+    async fn stopped_database_keeps_committed_changes_and_refuses_more() {
         let (directory, db) = open();
         for id in 0..100 {
             db.submit(false, insert(id), drop);
@@ -641,7 +641,7 @@ mod tests {
         assert_eq!(ids(&again).len(), 100);
     }
 
-    /// Returns the value of the row `log` in a copy of the database file alone, without its log.
+    /// Returns the value of the row `log` in a copy of the database file alone, without its write-ahead log.
     fn copied(directory: &Path) -> Vec<u8> {
         let copy = directory.join("copy.db");
         std::fs::copy(directory.join("node.db"), &copy).unwrap();
@@ -651,7 +651,7 @@ mod tests {
     }
 
     #[test]
-    fn database_copy_without_log_is_detected_until_stop() {
+    fn database_copy_without_write_ahead_log_is_detected() {
         let (directory, db) = open();
         let inside = |db: &Db| db.read(|db| crate::records::identity(db, "log")).unwrap();
         assert_eq!(copied(directory.path()), [1]);

@@ -25,7 +25,7 @@ use tidemill_core::id::ObjectId;
 use tidemill_kernel::locks::{self, ProcFile};
 use tidemill_kernel::{PrivateFile, STORE_USER};
 
-/// Pause, and number of pauses, in the wait for a file that a starting process has open.
+/// Pause of the wait for a file that a starting process has open.
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
 const STARTING_WAITS: u32 = 5;
 
@@ -36,25 +36,25 @@ const UNSEALED_MODE: u32 = 0o600;
 #[derive(Debug)]
 pub struct DirectoryStore {
     directory: PathBuf,
-    /// Device and inode of the directory when it was opened. Another directory at the same path has another identity.
+    /// Device number and inode of the directory when it was opened. Another directory at the same path has another identity.
     identity: (u64, u64),
     quota: Option<Quota>,
     memory_outputs: Option<MemoryOutputs>,
 }
 
-/// Counter of the objects' bytes, for a node with a smaller capacity than its device.
+/// Counter of the objects' bytes, for a node whose capacity is smaller than its device.
 #[derive(Debug)]
 struct Quota {
     capacity_bytes: u64,
     used_bytes: AtomicU64,
-    /// Bytes counted for each unsealed object so far.
+    /// Bytes that are counted for each unsealed object so far.
     unsealed: Mutex<HashMap<ObjectId, u64>>,
 }
 
 impl DirectoryStore {
     /// Opens the object directory under `directory`, or creates it.
     ///
-    /// With `capacity_bytes`, all objects together may take that many bytes; the directory is read once to count them.
+    /// With `capacity_bytes`, all objects together may take at most that many bytes; the function reads the directory once to count them.
     ///
     /// # Errors
     /// [`StoreError::Device`] if the directory can't be created or read.
@@ -89,7 +89,7 @@ impl DirectoryStore {
         Ok(store)
     }
 
-    /// Adds memory for intermediate files of jobs.
+    /// Adds memory for intermediate files of jobs to the store.
     ///
     /// # Errors
     /// [`StoreError::Device`] if the objects in memory can't be listed.
@@ -114,7 +114,7 @@ impl DirectoryStore {
         self.directory.join(object.relative_path())
     }
 
-    /// Returns the path of a corrupt object that is set aside.
+    /// Returns the path of the file that is set aside for a corrupt object.
     fn corrupt_path(&self, object: ObjectId) -> PathBuf {
         self.directory
             .join("corrupt")
@@ -158,8 +158,8 @@ impl DirectoryStore {
         Ok((path, file))
     }
 
-    /// Copies an object's sealed file to a new sealed file if a process may have the file open for writing. Returns the path of the copy;
-    /// `None` if no copy is needed. `unknown` is the assumption if the system can't tell, `shown` the file that users see.
+    /// Copies an object's sealed file to a new sealed file if a process may have the file open for writing. Returns the path of the new
+    /// file; `None` if no copy is needed. `unknown` is the assumption if Linux can't tell, `shown` the file that users see.
     fn copy_for_writers(
         &self,
         object: ObjectId,
@@ -251,7 +251,7 @@ impl DirectoryStore {
     }
 }
 
-/// Returns the bytes of a file that have space on the device: all bytes except its holes.
+/// Returns the number of bytes of a file that have space on the device: all bytes except the file's holes.
 pub(crate) fn allocated(metadata: &Metadata) -> u64 {
     /// Bytes per unit of `st_blocks`.
     const BLOCK: u64 = 512;
@@ -273,7 +273,7 @@ impl Quota {
         self.capacity_bytes.saturating_sub(used)
     }
 
-    /// Adds `bytes` to the used bytes if that many are free.
+    /// Adds `bytes` to the used bytes if that many bytes are free.
     fn take(&self, bytes: u64) -> Result<(), StoreError> {
         let fits = |used: u64| {
             used.checked_add(bytes)
@@ -305,8 +305,7 @@ impl Quota {
         Ok(())
     }
 
-    /// Counts `size` bytes for a new file of an object. The label may have run before; then this file replaces the file of the first run in
-    /// the count.
+    /// Counts `size` bytes for a new file of an object. If the label ran before, this count replaces the first run's count.
     fn replace(&self, object: ObjectId, path: &Path, size: u64) -> Result<(), StoreError> {
         let before = path.symlink_metadata().map_or(0, |m| m.len());
         self.give_back(before);
@@ -328,7 +327,7 @@ impl Quota {
     }
 }
 
-/// Copies the first bytes of a file to a new file, which appears only when it is complete.
+/// Copies the first `bytes` bytes of a file to a new file, which appears only when it is complete.
 fn copy_whole(source: &File, path: &Path, bytes: u64) -> Result<(), Errno> {
     use tidemill_client::object_file::{copy_data, name, nameless};
     if let Some(file) = nameless(path, UNSEALED_MODE) {
@@ -371,7 +370,7 @@ fn is_sealed(metadata: &std::fs::Metadata) -> bool {
     metadata.mode() & 0o222 == 0
 }
 
-/// Returns the time of the last change of a file's bytes, mode or name. A new hard link changes it, too, unlike the time of the last write.
+/// Returns the time of the last change of a file's bytes, mode or name (ctime). Unlike the mtime, a new hard link changes it, too.
 fn changed(metadata: &std::fs::Metadata) -> SystemTime {
     let since = std::time::Duration::new(
         u64::try_from(metadata.ctime()).unwrap_or(0),
@@ -858,8 +857,8 @@ impl Store for DirectoryStore {
     }
 }
 
-/// File that is read from its device, past the page cache, if the file system supports that. Otherwise reads use the page cache and drop
-/// the pages afterwards.
+/// File that is read from its device, bypassing the page cache, if the file system supports direct I/O. Otherwise reads use the page cache
+/// and drop the pages afterwards.
 #[derive(Debug)]
 struct Cold {
     file: File,
@@ -867,7 +866,7 @@ struct Cold {
     past_memory: AtomicBool,
 }
 
-/// Unit of direct reads: their length, their offset in the file and their address in memory are multiples of it. In bytes.
+/// Unit of direct reads in bytes: the length, the offset in the file and the address in memory of each read are multiples of it.
 const BLOCK_BYTES: usize = 4096;
 
 impl Cold {

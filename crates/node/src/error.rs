@@ -9,23 +9,23 @@ use tidemill_core::id::NodeId;
 /// Reason why a node can't start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The directory can't be created or used.
+    /// The node's directory can't be created or used.
     #[error("the node's directory {path} can't be used: {source}")]
     Directory {
         /// Path of the directory or of a file in it.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The directory can't be in memory.
+    /// The node's directory can't be in memory.
     #[error("the node's directory {path} can't be in memory: {why}")]
     Memory {
-        /// Path of the directory.
+        /// Path of the node's directory.
         path: PathBuf,
         /// Human-readable reason.
         why: String,
     },
-    /// Another process uses the directory.
+    /// Another process uses the node's directory.
     #[error(
         "the directory {0} is in use by another running node; stop that node or give another directory"
     )]
@@ -37,9 +37,9 @@ pub enum Error {
     OtherNode {
         /// Path of the directory.
         path: PathBuf,
-        /// Id with which the directory was created.
+        /// Node id with which the directory was created.
         theirs: String,
-        /// Requested id.
+        /// Node id that was requested.
         ours: NodeId,
     },
     /// The server belongs to another cluster.
@@ -48,40 +48,40 @@ pub enum Error {
          give another directory or the right server"
     )]
     OtherCluster {
-        /// Path of the directory.
+        /// Path of the node's directory.
         path: PathBuf,
         /// Address of the server.
         server: String,
-        /// Cluster of the directory.
+        /// Id of the cluster that the directory belongs to.
         ours: u64,
-        /// Cluster of the server.
+        /// Id of the cluster that the server belongs to.
         theirs: u64,
     },
-    /// The database failed.
+    /// The node's database returned an error.
     #[error(transparent)]
     Db(#[from] DbError),
-    /// The store failed.
+    /// The node's store returned an error.
     #[error(transparent)]
     Store(#[from] StoreError),
     /// The node can't serve HTTP.
     #[error("can't listen on {address}: {source}; give another address with `--listen`")]
     Listen {
-        /// Address to listen on.
+        /// Address on which the node was to listen.
         address: SocketAddr,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The scheme of the URL differs from the scheme that the node serves.
+    /// The scheme of the configured URL differs from the scheme that the node serves.
     #[error(
         "the URL {url} is wrong: this node is reached by {scheme}://; give another with `--url`, or see `--tls`"
     )]
     Scheme {
-        /// Configured URL.
+        /// URL in the configuration.
         url: String,
-        /// Required scheme.
+        /// Scheme that the URL must have.
         scheme: &'static str,
     },
-    /// The key can't be read or created.
+    /// The node's TLS key can't be read or created.
     #[error("the node's key can't be used: {0}")]
     Key(#[from] rcgen::Error),
     /// The certificate that the server issued can't be used.
@@ -90,7 +90,7 @@ pub enum Error {
     /// The node can't confine or start kernels.
     #[error("this node can't run kernels: {0}")]
     Kernel(#[from] tidemill_kernel::SetupError),
-    /// The server has taken the node out of the cluster.
+    /// The server has removed the node from the cluster.
     #[error(
         "node {node} was taken out of the cluster, and does not start again: give a new node another id and an empty \
          directory, and remove {path}. If the server's database was replaced by an older copy since, run \

@@ -1,5 +1,5 @@
-//! Executor of labels on a fixed set of threads: one per core, threads for tasks without a core, and a few for labels that run no kernel.
-//! The module starts the threads and cleans the directory `run`.
+//! Executor of labels on a fixed set of threads: one thread per core, threads for tasks without a core, and a few threads for labels that
+//! run no kernel. The module starts the threads and cleans the directory `run`.
 //!
 //! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
@@ -30,59 +30,59 @@ use tidemill_core::label::{FailureKind, Label, Lane, Operation};
 use tidemill_core::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
 
-/// Number of concurrent copies.
+/// Number of threads for labels that copy objects.
 const COPIES: usize = 2;
-/// Number of concurrent copies where each waits for an external store.
+/// Number of threads for labels that copy objects on a node with a backend, where each waits for the external store.
 const COPIES_BACKEND: usize = 8;
 
-/// Components of a node that the executor uses.
+/// Components of a node that its executor uses.
 #[derive(Debug)]
 pub struct ExecutorParts {
-    /// Node that owns the labels.
+    /// Id of the node that owns the labels.
     pub node: NodeId,
-    /// Directory of the node.
+    /// Data directory of the node.
     pub directory: PathBuf,
-    /// Store of objects.
+    /// Store of the node's objects.
     pub store: Arc<dyn Store>,
-    /// The same store, if objects stay in a backend.
+    /// The store in `store`, if the node has a backend.
     pub(crate) backend: Option<Arc<Backend>>,
-    /// Channels of workspaces.
+    /// Channels of workspaces that the node stores.
     pub(crate) channels: Arc<Channels>,
-    /// Database.
+    /// Database of the node.
     pub db: Db,
-    /// Objects of other nodes.
+    /// Client that fetches objects from other nodes.
     pub fetcher: Arc<Fetcher>,
-    /// Runner of kernels.
+    /// Runner of the node's kernels.
     pub runner: Runner,
-    /// Counters.
+    /// Counters of the node's work.
     pub counters: Arc<NodeCounters>,
-    /// Model of the flash device that the writes wear.
+    /// Model of the flash device that the node's writes wear.
     pub flash: Arc<FlashModel>,
     /// Share of the processors that kernels leave to writers.
     pub(crate) pace: Arc<Mutex<ProcessorPace>>,
-    /// Programs that the server has asked for.
+    /// Programs about which the server has asked, and whether the host has them.
     pub programs: KnownPrograms,
-    /// Reports to the server.
+    /// Queue of reports to the server.
     pub reports: Arc<Reports>,
-    /// See [`crate::NodeConfig::scrub_bytes_per_sec`].
+    /// Rate of background reads: see [`crate::NodeConfig::scrub_bytes_per_sec`].
     pub scrub_bytes_per_sec: Option<u64>,
 }
 
-/// Executor of labels. Dropping it without [`Executor::stop`] leaves its threads running.
+/// Executor of a node's labels. If it is dropped without [`Executor::stop`], its threads continue to run.
 #[derive(Debug)]
 pub struct Executor {
     parts: Arc<ExecutorParts>,
     labels: Arc<NodeLabels>,
     workers: Mutex<Vec<std::thread::JoinHandle<()>>>,
-    /// Ended labels whose files the last sweep found in `run/`.
+    /// Ids of ended labels whose files the last [`Executor::sweep`] found in `run/`.
     left: Mutex<BTreeSet<LabelId>>,
 }
 
 impl Executor {
-    /// Queues the labels that were queued when the node stopped, and starts the threads. `offers` are the resources of the node.
+    /// Queues the labels that were queued when the node stopped, and starts the threads. `offers` are the node's resources.
     ///
     /// # Errors
-    /// If the database or the directory can't be read, or a thread can't be started.
+    /// The database or the directory can't be read, or a thread can't be started.
     pub fn start(parts: ExecutorParts, offers: Offers) -> Result<Self, Error> {
         clear(&parts.directory.join("run"))?;
         parts.remove_unkept()?;
@@ -186,7 +186,7 @@ impl Executor {
     }
 }
 
-/// Main loop of a worker thread.
+/// Executes labels of a lane until the node stops; the main loop of a worker thread.
 fn work(parts: &ExecutorParts, labels: &Arc<NodeLabels>, lane: Lane) {
     if lane == Lane::Verify {
         scrub::be_nice();
@@ -204,7 +204,7 @@ fn work(parts: &ExecutorParts, labels: &Arc<NodeLabels>, lane: Lane) {
     }
 }
 
-/// Runs a label. Returns whether the thread may run more labels.
+/// Executes a label. Returns whether the thread may execute more labels.
 fn run(parts: &ExecutorParts, labels: &Arc<NodeLabels>, (id, live): (LabelId, &Live)) -> bool {
     let work = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
         let phase = |phase| labels.on_phase(id, phase);
@@ -253,13 +253,13 @@ impl ExecutorParts {
         });
     }
 
-    /// Returns the rate of background reads in bytes per second, while all other work has priority.
+    /// Returns the limit of background reads in bytes per second, which yield to all other work.
     pub(crate) fn rate(&self) -> u64 {
         self.scrub_bytes_per_sec
             .unwrap_or(crate::config::SCRUB_BYTES_PER_SEC_DEFAULT)
     }
 
-    /// Removes the files of outputs that are in the store but not in the database, because their label was interrupted.
+    /// Removes the files of outputs that the store has and the database does not have, because their label was interrupted.
     fn remove_unkept(&self) -> Result<(), Error> {
         for record in self.db.read(records::open_labels)? {
             let label = v1::Label::decode(&*record.payload);
@@ -285,7 +285,7 @@ impl ExecutorParts {
         }
     }
 
-    /// Removes an object that the database does not have. Returns whether it existed.
+    /// Removes an object that the database does not have. Returns whether the object existed.
     pub(crate) fn remove_if_unkept(&self, object: ObjectId) -> bool {
         let kept = self
             .db

@@ -1,16 +1,16 @@
-//! Inputs from other nodes. This module fetches them into the node's directory `input-cache`, shares them between labels in use, and keeps them
-//! for a time after use.
+//! Inputs of labels from other nodes. This module fetches the inputs into the node's directory `input-cache`, shares a fetched input
+//! between the labels that use it, and keeps it for a time after use.
 //!
-//! A fetched object is stored as `input-cache/<16 hex>`, in the same form as a sealed object in `objects/`. Labels that need the same object
-//! concurrently share it: one label fetches, the others wait. Unused objects are kept up to a limit; the oldest is removed first. The directory
-//! is emptied when the node starts.
+//! A fetched object is stored as `input-cache/<16 hex>`, in the same form as a sealed object in `objects/`. Labels that need the same
+//! object concurrently share its file: one label fetches the object, the other labels wait. Unused objects are kept up to a size limit; the
+//! oldest is removed first. The directory is emptied when the node starts.
 //!
-//! A kernel may read only some bytes of an input. Then only these bytes are fetched, into a file of their own. Labels that need the same
+//! A kernel may read only some bytes of an input. Then the module fetches only these bytes, into a separate file. Labels that need the same
 //! bytes share this file like a whole object.
 //!
 //! If the other node runs on the same host and its directory is reachable, the object is linked (on the same file system) or copied. In
-//! either case all its bytes count as transferred, since they crossed from one node to another. With the configuration `in_place = false` they
-//! cross a network connection, for measurements.
+//! both cases all its bytes count as transferred, since they crossed from one node to another. With the configuration `in_place = false`
+//! the bytes cross a network connection, for measurements.
 
 use crate::directory::{allocated, close_for_ever};
 use crate::flash_model::FlashModel;
@@ -41,22 +41,22 @@ use tidemill_wire::{convert, route, v1};
 /// Time without any received byte after which a fetch fails.
 const STALL_MAX: Duration = Duration::from_secs(30);
 
-/// Interval of checks whether a running fetch stalls or was cancelled.
+/// Interval at which a running fetch is checked for a stall or a cancellation.
 const WATCH_PERIOD: Duration = Duration::from_millis(200);
 
-/// Number of attempts of a fetch whose connection fails.
+/// Maximum number of attempts of a fetch whose connection fails.
 const TRIES: u32 = 3;
 
 /// Minimum size in bytes of a fetch that is used to measure the rate of the link.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
-/// Bytes per write to the device.
+/// Maximum number of bytes per write to the device.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Bytes per request for a range.
+/// Maximum number of bytes per request for a range of an object.
 const REQUEST_BYTES: u64 = 1 << 20;
 
-/// Fetches objects from other nodes.
+/// Client that fetches objects from other nodes and shares them between labels.
 #[derive(Debug)]
 pub struct Fetcher {
     directory: PathBuf,
@@ -79,36 +79,36 @@ struct PeerNode {
     directory: PathBuf,
 }
 
-/// Object, and the selected bytes of it.
+/// Id of a wanted object, and the selection of its wanted bytes.
 type WantedObject = (ObjectId, Selection);
 
 #[derive(Debug, Default)]
 struct Slots {
     slots: HashMap<WantedObject, PullSlot>,
-    /// Files that no label uses, oldest first.
+    /// Fetched files that no label uses, the least recently used file first.
     idle: VecDeque<WantedObject>,
     idle_bytes: u64,
-    /// Number of fetched selections so far.
+    /// Number of selections that were fetched since the node started.
     selections: u64,
 }
 
 #[derive(Debug)]
 struct PullSlot {
     users: usize,
-    /// Length in bytes; `None` while it is being fetched.
+    /// Length of the file in bytes; `None` while the file is being fetched.
     size: Option<u64>,
     file: PulledFile,
 }
 
-/// Fetched file.
+/// Path of a fetched file, and its identifier.
 #[derive(Clone, Debug)]
 struct PulledFile {
     path: PathBuf,
-    /// Identifier of the file in the model of the device.
+    /// Identifier of the file in the model of the flash device.
     known: ObjectId,
 }
 
-/// Base of the identifiers of selections in the model of the device: no object has such an id.
+/// First identifier of selections in the model of the flash device: no object has this or a larger id.
 const SELECTED: u64 = 1 << 59;
 
 /// Locations of the bytes of an input.
@@ -121,7 +121,7 @@ pub struct InputLocations {
 }
 
 impl InputLocations {
-    /// Returns the location of an input in several objects.
+    /// Returns the location of an input whose bytes are in several objects.
     ///
     /// # Errors
     /// If the layout is invalid.
@@ -134,7 +134,7 @@ impl InputLocations {
         })
     }
 
-    /// Returns the location of an input in one object.
+    /// Returns the location of an input whose bytes are in one object.
     #[must_use]
     pub fn whole(input: &LabelInput, size: u64, capability: &[u8]) -> Self {
         Self {
@@ -143,7 +143,7 @@ impl InputLocations {
         }
     }
 
-    /// Returns one of the parts as an input of its own, and the capability for its node.
+    /// Returns one of the parts as a separate input, and the capability for the part's node.
     #[must_use]
     pub fn part(&self, name: &str, index: usize) -> Option<(LabelInput, &[u8])> {
         let part = self.layout.parts().get(index)?;
@@ -164,25 +164,25 @@ impl InputLocations {
 pub struct FetchedInput {
     fetcher: Arc<Fetcher>,
     wanted: WantedObject,
-    /// Path of the file.
+    /// Path of the fetched file.
     pub path: PathBuf,
-    /// Length in bytes.
+    /// Length of the fetched file in bytes.
     pub size: u64,
-    /// Bytes that this fetch transferred: 0 if another label fetched the object before.
+    /// Bytes that this fetch transferred; 0 if another label fetched the object before.
     pub transferred_bytes: u64,
 }
 
-/// Object that was fetched to this node.
+/// Result of the transfer of an object to this node.
 #[derive(Clone, Copy, Debug)]
 struct FetchedObject {
-    /// Length in bytes.
+    /// Length of the object in bytes.
     size: u64,
-    /// Bytes written to the device for the object: 0 if it was linked.
+    /// Bytes written to the device for the object; 0 if its file was linked.
     written: u64,
 }
 
 impl FetchedObject {
-    /// Returns an object of this length that has a file of its own.
+    /// Returns the result for an object of `size` bytes that was written to a new file at `path`.
     fn written(size: u64, path: &Path) -> Self {
         let metadata = path.metadata();
         let written = metadata.map_or(size, |metadata| allocated(&metadata));
@@ -193,36 +193,36 @@ impl FetchedObject {
 /// Reason why an object could not be fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum FetchError {
-    /// The server has not reported the address of the node.
+    /// The server has not reported the address of the object's node.
     #[error("node {0} is unknown or offline")]
     Unknown(NodeId),
-    /// The node refused, or the connection failed.
+    /// The other node refused the request, or the connection failed.
     #[error(transparent)]
     Client(#[from] tidemill_client::Error),
-    /// The node sent nothing for too long.
+    /// The other node sent nothing for `STALL_MAX`.
     #[error("node at {url} sent nothing for {} s", STALL_MAX.as_secs())]
     Stalled {
-        /// URL of the node.
+        /// URL of the other node.
         url: String,
     },
-    /// This node's device failed.
+    /// This node's device returned an I/O error.
     #[error("can't store it at {path}: {source}")]
     Device {
         /// Path of the new file.
         path: PathBuf,
-        /// Error of the system.
+        /// Error of the system call.
         source: std::io::Error,
     },
-    /// The input has no such part or bytes.
+    /// The input has no part or bytes as requested.
     #[error(transparent)]
     Selection(#[from] SelectionError),
-    /// The label was cancelled.
+    /// The label that needs the object was cancelled.
     #[error("the fetch was cancelled")]
     Cancelled,
 }
 
 impl Fetcher {
-    /// Empties `directory` or creates it.
+    /// Returns a fetcher that stores its files in `directory`, which is emptied or created.
     ///
     /// # Errors
     /// If the system can't empty or create the directory.
@@ -251,7 +251,7 @@ impl Fetcher {
         })
     }
 
-    /// Sets how other nodes are authenticated.
+    /// Sets the certificates by which the fetcher authenticates other nodes.
     pub fn set_trust(&self, trust: &Trust) {
         *self.objects.lock() = Objects::new(Some(trust));
     }
@@ -269,17 +269,17 @@ impl Fetcher {
         *self.peers.lock() = nodes.into_iter().map(peer).collect();
     }
 
-    /// Returns the runtime for this node's work for other nodes.
+    /// Returns the runtime for requests of this node to other nodes.
     pub(crate) fn runtime(&self) -> &tokio::runtime::Handle {
         &self.runtime
     }
 
-    /// Returns the client of other nodes.
+    /// Returns the client for requests to other nodes.
     pub(crate) fn objects(&self) -> Objects {
         self.objects.lock().clone()
     }
 
-    /// Returns the reference of an object on another node.
+    /// Returns the address of an object on another node.
     ///
     /// # Errors
     /// [`FetchError::Unknown`].
@@ -304,7 +304,7 @@ impl Fetcher {
         Some(self.measured_bytes_per_sec.load(Ordering::Relaxed)).filter(|&rate| rate > 0)
     }
 
-    /// Fetches an object, or shares it with a label that has fetched it. Blocks; must not be called on a thread of the runtime.
+    /// Fetches an object, or shares the file of a label that has fetched the object. Blocks; must not be called on a thread of the runtime.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -320,8 +320,8 @@ impl Fetcher {
         })
     }
 
-    /// Returns the selection of an input, and whether it is exact. For records that do not end where stripes end, the selection contains
-    /// other bytes. `here` returns the file of an object that this node has.
+    /// Returns the selection of an input, and whether it is exact. If records do not end at the ends of stripes, the selection contains
+    /// additional bytes. `here` returns the file of an object that this node has.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -355,8 +355,8 @@ impl Fetcher {
         })
     }
 
-    /// Fetches the selected bytes of an input, one after the other, into one file, or shares this file with a label that has fetched it.
-    /// `here` returns the file of an object that this node has.
+    /// Fetches the selected bytes of an input, one range after the other, into one file, or shares the file of a label that has fetched the
+    /// same bytes. `here` returns the file of an object that this node has.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -389,7 +389,7 @@ impl Fetcher {
         })
     }
 
-    /// Writes a file of selected bytes. Returns how many of them came from other nodes.
+    /// Writes a file of the selected bytes of an input. Returns how many bytes came from other nodes.
     fn gather(
         self: &Arc<Self>,
         (locations, selected): (&InputLocations, &SelectedBytes<'_>),
@@ -418,7 +418,7 @@ impl Fetcher {
         Ok(transferred)
     }
 
-    /// Returns the source of a part's bytes: its file on this node or on this host, or its node.
+    /// Returns the source of a part's bytes: a file on this node or on this host, or the part's node.
     pub(crate) fn source(
         self: &Arc<Self>,
         locations: &InputLocations,
@@ -460,7 +460,7 @@ impl Fetcher {
         })
     }
 
-    /// Reads several spans from their node concurrently.
+    /// Reads several byte ranges from the node of their object concurrently.
     pub(crate) fn receive_ranges(
         &self,
         remote: &ObjectAddress,
@@ -477,7 +477,7 @@ impl Fetcher {
         })
     }
 
-    /// Reads a span from its node, piece by piece.
+    /// Reads a byte range from the node of its object, in pieces of limited size.
     pub(crate) fn receive_span(
         &self,
         remote: &ObjectAddress,
@@ -519,7 +519,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Shares a whole object that has been fetched.
+    /// Shares the file of a whole object that has been fetched; `None` if the object is not in the input cache.
     fn ready(self: &Arc<Self>, object: ObjectId) -> Option<FetchedInput> {
         let wanted = (object, Selection::WHOLE);
         let mut slots = self.slots.lock();
@@ -534,7 +534,8 @@ impl Fetcher {
         })
     }
 
-    /// Shares a file that another label has fetched, or calls `bring` with its new path. `bring` also returns the number of transferred bytes.
+    /// Shares a file that another label has fetched, or calls `bring` with the path of a new file. `bring` returns the length of the file
+    /// and the number of transferred bytes.
     fn shared(
         self: &Arc<Self>,
         wanted: WantedObject,
@@ -567,10 +568,10 @@ impl Fetcher {
         })
     }
 
-    /// Copies an object into a new file at `path`. Returns its length in bytes; all of them were transferred.
+    /// Copies an object into a new file at `path`. Returns the object's length in bytes; all its bytes were transferred.
     ///
     /// # Errors
-    /// See [`FetchError`]; then the file does not exist.
+    /// See [`FetchError`]; after an error the new file does not exist.
     pub fn copy(
         &self,
         input: &LabelInput,
@@ -582,8 +583,8 @@ impl Fetcher {
             .map(|fetched| fetched.size)
     }
 
-    /// Fetches small objects of one node, as far as the node returns them at once. `take` receives the index of each object, the hash
-    /// that its node reports, and its bytes.
+    /// Fetches small objects of one node, as far as the node returns them without delay. `take` receives the index of each object, the hash
+    /// that the node reports, and the object's bytes.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -631,7 +632,7 @@ impl Fetcher {
         Ok(())
     }
 
-    /// Returns whether the source of a copied object confirms this hash.
+    /// Returns whether the node from which an object was copied confirms this hash of the object.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -652,7 +653,7 @@ impl Fetcher {
         Ok(self.runtime.block_on(objects.confirm(&remote, hash))?)
     }
 
-    /// Shares a file that exists or is being fetched, or makes the caller the one that fetches it.
+    /// Shares a file that exists, waits for a file that is being fetched, or makes the caller fetch the file.
     fn share(
         &self,
         wanted: &WantedObject,
@@ -708,8 +709,8 @@ impl Fetcher {
         }
     }
 
-    /// Combines the parts of an object into one file, or shares this file with a label that has combined them. `here` returns the file of a
-    /// part that this node has.
+    /// Combines the parts of an input into one file, or shares the file of a label that has combined the same parts. `here` returns the
+    /// file of a part that this node has.
     ///
     /// # Errors
     /// See [`FetchError`].
@@ -732,7 +733,7 @@ impl Fetcher {
         })
     }
 
-    /// Writes a file of all parts of an object. Returns how many bytes came from other nodes.
+    /// Writes a file of all parts of an input. Returns how many bytes came from other nodes.
     fn put_together(
         &self,
         input: &LabelInput,
@@ -760,7 +761,7 @@ impl Fetcher {
         Ok(transferred)
     }
 
-    /// Fetches one part of an object and writes its bytes at their places. Returns the number of bytes.
+    /// Fetches one part of an input and writes the part's bytes at their places in the combined file. Returns the number of bytes.
     fn put_part(
         &self,
         input: &LabelInput,
@@ -892,7 +893,7 @@ impl Fetcher {
         Ok(size)
     }
 
-    /// Updates the smoothed rate of the last few fetches.
+    /// Updates the smoothed rate of the last few fetches with a fetch of `bytes` bytes.
     fn measure(&self, bytes: u64, time: Duration) {
         if bytes < MEASURED_BYTES_MIN || time.is_zero() {
             return;
@@ -912,7 +913,7 @@ impl Fetcher {
 }
 
 impl Slots {
-    /// Returns the file for a new fetch.
+    /// Returns the path and the identifier of the file for a new fetch.
     fn file(&mut self, directory: &Path, (object, selection): &WantedObject) -> PulledFile {
         if selection.is_whole() {
             return PulledFile {
@@ -928,7 +929,7 @@ impl Slots {
         }
     }
 
-    /// Shares an existing file. Returns its path and length.
+    /// Marks an existing file as used by one more label. Returns the file's path and length.
     fn take_part(&mut self, wanted: &WantedObject) -> Option<(PathBuf, u64)> {
         let slot = self.slots.get_mut(wanted)?;
         let size = slot.size?;
@@ -943,21 +944,21 @@ impl Slots {
     }
 }
 
-/// Result of the request for a file that several labels may share.
+/// Result of a label's request for a file that several labels may share.
 enum SharedPull {
-    /// The file exists, with this length.
+    /// The file exists at this path, with this length in bytes.
     Here(PathBuf, u64),
-    /// The caller has to fetch it.
+    /// The caller has to fetch the file.
     ToBring(PulledFile),
 }
 
-/// Source of the bytes of a part.
+/// Source from which the bytes of a part are read.
 #[derive(Debug)]
 pub(crate) struct PullSource {
     pub(crate) from: PartReader,
-    /// Whether the source is on this node: then no bytes are transferred.
+    /// Whether the source is on this node, so that no bytes are transferred.
     pub(crate) here: bool,
-    /// Fetched file. It is not removed while this value exists.
+    /// Fetched file that contains the part; the file is not removed while this value exists.
     _fetched: Option<FetchedInput>,
 }
 
@@ -973,7 +974,7 @@ impl Drop for FetchedInput {
     }
 }
 
-/// Waits until a fetch must be stopped. Returns the reason.
+/// Waits until a fetch stalls or is cancelled. Returns the reason to stop the fetch.
 async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool) -> FetchError {
     let mut seen = 0;
     let mut since = Instant::now();
@@ -994,7 +995,7 @@ async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool
     }
 }
 
-/// Writes bytes of a part that start at offset `at` to their places in the file of the selection.
+/// Writes bytes of a part, starting at the part's offset `at`, to their places in the file of the selection.
 fn put_span(
     (file, selected): (&File, &SelectedBytes<'_>),
     span: &SelectedSpan,
@@ -1012,7 +1013,7 @@ fn put_span(
     Ok(())
 }
 
-/// Reads a span from a file, piece by piece.
+/// Reads a byte range from a file, in pieces of limited size.
 pub(crate) fn read_span(
     part: &File,
     span: &Range<u64>,
@@ -1046,10 +1047,10 @@ fn sealed_file(path: &Path) -> std::io::Result<File> {
     Ok(file)
 }
 
-/// Combined file, its layout, and the index of a part.
+/// Combined file, the layout of its input, and the index of a part.
 type CombinedPart<'a> = (&'a File, &'a Layout, usize);
 
-/// Copies the bytes of a part to their places in the whole file.
+/// Copies the bytes of a part to their places in the combined file.
 fn put_file(part: &Path, (whole, layout, index): CombinedPart<'_>) -> std::io::Result<()> {
     let part = File::open(part)?;
     let mut buffer = vec![0; PIECE_BYTES];
@@ -1069,7 +1070,7 @@ fn put_file(part: &Path, (whole, layout, index): CombinedPart<'_>) -> std::io::R
     }
 }
 
-/// Takes a sealed object from a directory of this host; `None` if that is not possible.
+/// Links or copies a sealed object from another node's directory on this host; `None` if that is not possible.
 fn from_directory(
     source: &Path,
     path: &Path,

@@ -1,5 +1,5 @@
-//! Model of the flash device of a node: it estimates the effect of the node's writes on a device of its capacity. The module reads
-//! the database and keeps one snapshot file.
+//! Model of the flash device of a node, which estimates the effect of the node's writes on a device of its capacity. The module reads the
+//! database and keeps one snapshot file.
 //!
 //! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`FlashLedger`],
 //! whose report is part of the status object. So no writer waits for the model. A snapshot in the directory preserves the wear over restarts.
@@ -21,34 +21,34 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
-/// Version of the snapshot's layout around the ledger, which has a version of its own.
+/// Version of the snapshot's layout around the ledger, which has a separate version.
 pub const SNAPSHOT_VERSION: u32 = 1;
 
 /// First bytes of a snapshot.
 const MAGIC: [u8; 8] = *b"TMFLASH\n";
 
-/// Bytes before the ledger: magic, version, capacity, since, left out.
+/// Number of bytes before the ledger: magic, version, capacity, since, left out.
 const HEADER_BYTES: usize = 8 + 4 + 8 + 8 + 8;
 
-/// Bytes after the ledger: the hash of all bytes before.
+/// Number of bytes after the ledger: the hash of all bytes before.
 const HASH_BYTES: usize = 32;
 
-/// Time between two snapshots while the node writes.
+/// Interval of snapshots while the node writes.
 const SNAPSHOT_PERIOD: Duration = Duration::from_secs(60);
 
-/// Maximum number of waiting events. The bytes of further events are left out.
+/// Maximum number of waiting events. The model leaves out the bytes of further events.
 const EVENTS_MAX: usize = 1 << 20;
 
-/// Bit in the id of a copy that was fetched from another node. Ids of data objects do not have it.
+/// Bit that is set in the id of an object that was fetched from another node. Ids of data objects do not have this bit.
 const FETCHED: u64 = 1 << 63;
 
-/// Model of one node's device. Reporting an event takes well below a microsecond.
+/// Model of the flash device of one node. Reporting an event takes well below a microsecond.
 #[derive(Debug)]
 pub struct FlashModel {
     path: PathBuf,
     capacity_bytes: u64,
     events: Mutex<Vec<FlashEvent>>,
-    /// Bytes of events beyond the maximum.
+    /// Bytes of events that exceeded the maximum number of waiting events.
     dropped_bytes: AtomicU64,
     state: Mutex<FlashState>,
     report: Mutex<Option<v1::FlashModel>>,
@@ -70,21 +70,21 @@ enum FlashState {
     Off,
 }
 
-/// Ledger and its bookkeeping.
+/// Ledger of the device, and the state of its snapshots.
 #[derive(Debug)]
 struct Book {
     ledger: FlashLedger,
-    /// Start of the ledger.
+    /// Time at which the ledger started.
     since: Time,
     /// Bytes that did not fit into the ledger.
     left_out_bytes: u64,
     /// Whether the ledger has changed since the last snapshot.
     changed: bool,
-    /// Time of the last snapshot.
+    /// Time at which the last snapshot was written.
     kept: Option<Instant>,
 }
 
-/// Reason why a snapshot can't be used.
+/// Reason why the model can't use a snapshot.
 #[derive(Debug, thiserror::Error)]
 enum Unusable {
     /// The file is truncated or is no snapshot.
@@ -93,19 +93,19 @@ enum Unusable {
     /// Another release wrote it.
     #[error("it has version {0}, this program knows {SNAPSHOT_VERSION}")]
     Version(u32),
-    /// Its bytes have changed.
+    /// The bytes of the snapshot have changed.
     #[error("it is corrupt")]
     Hash,
-    /// The node has another capacity now.
+    /// The snapshot is for a device with another capacity.
     #[error("it is for a device with a capacity of {0} bytes")]
     Capacity(u64),
-    /// The ledger in it is invalid.
+    /// The ledger in the snapshot is invalid.
     #[error(transparent)]
     Ledger(#[from] SnapshotError),
 }
 
 impl FlashModel {
-    /// Returns the model of a device of `capacity_bytes` whose snapshot is in `directory`. Reads nothing yet.
+    /// Returns the model of a device of `capacity_bytes` whose snapshot is in `directory`. Reads no file.
     #[must_use]
     pub fn new(directory: &Path, capacity_bytes: u64) -> Self {
         Self {
@@ -129,13 +129,13 @@ impl FlashModel {
         self.push(FlashEvent::Removed { object: object.0 });
     }
 
-    /// Records that another node's object was copied to this node, with `bytes` written for it: 0 for a link.
+    /// Records that another node's object was fetched to this node, with `bytes` written for it: 0 for a link.
     pub fn on_fetched(&self, object: ObjectId, bytes: u64) {
         let object = object.0 | FETCHED;
         self.push(FlashEvent::Wrote { object, bytes });
     }
 
-    /// Records that such a copy was removed.
+    /// Records that a fetched object was removed.
     pub fn on_fetched_removed(&self, object: ObjectId) {
         let object = object.0 | FETCHED;
         self.push(FlashEvent::Removed { object });
@@ -150,14 +150,14 @@ impl FlashModel {
         }
     }
 
-    /// Returns the report of the last settlement; `None` before, and if no model exists.
+    /// Returns the report of the last [`Self::settle`]; `None` before the first, and if no model exists.
     #[must_use]
     pub fn report(&self) -> Option<v1::FlashModel> {
         *self.report.lock()
     }
 
-    /// Adds the events to the model and writes a snapshot if one is due. The first call reads the last snapshot and compares it with the
-    /// objects of `db`, which are in `store`. Blocks.
+    /// Adds the waiting events to the model and writes a snapshot if one is due. The first call reads the last snapshot and compares it
+    /// with the objects of `db`, which are in `store`. Blocks.
     pub fn settle(&self, db: &Db, store: &dyn Store) {
         let mut state = self.state.lock();
         if let FlashState::Unread = *state {
@@ -257,7 +257,7 @@ impl Book {
         })
     }
 
-    /// Objects never change and ids are never reused, so a known object is skipped.
+    /// Records a written object. Objects never change and ids are never reused, so the function skips a known object.
     fn wrote(&mut self, object: u64, bytes: u64) {
         if bytes == 0 || self.ledger.contains(object) {
             return;
@@ -273,7 +273,7 @@ impl Book {
         self.changed |= self.ledger.removed(object);
     }
 
-    /// Adds the changes after the snapshot, as far as the existing objects show them.
+    /// Adds the changes since the snapshot, as far as the existing objects show the changes.
     fn reconcile(&mut self, objects: &[ObjectId], allocated: impl Fn(ObjectId) -> u64) {
         let there: BTreeSet<u64> = objects.iter().map(|object| object.0).collect();
         let known = self.ledger.objects();
@@ -371,7 +371,7 @@ fn scaled(ratio: f64, by: f64) -> u64 {
     (ratio * by).round() as u64
 }
 
-/// Returns the model as JSON, with the fields of the protocol.
+/// Returns a report of the model as JSON, with the field names of the protocol.
 #[must_use]
 pub fn json(model: &v1::FlashModel) -> Value {
     json!({
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn decoded_snapshot_continues_identically() {
+    fn flash_model_continues_equally_from_decoded_snapshot() {
         let mut book = book();
         let mut again = Book::decode(&book.encode(64 * MIB), 64 * MIB).unwrap();
         assert_eq!(again.report(), book.report());
@@ -430,14 +430,14 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_of_version_1_is_read() {
+    fn flash_snapshot_of_version_1_is_read() {
         let kept = include_bytes!("../tests/fixtures/flash.v1");
         let book = Book::decode(kept, 64 * MIB).unwrap();
         assert_eq!(book.report(), self::book().report());
     }
 
     #[test]
-    fn truncated_or_foreign_snapshot_is_refused() {
+    fn truncated_or_foreign_flash_snapshot_is_refused() {
         let good = book().encode(64 * MIB);
         for length in [0, 20, 60, good.len() - 1] {
             Book::decode(&good[..length], 64 * MIB).unwrap_err();
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn object_beyond_ledger_capacity_is_left_out_and_counted() {
+    fn flash_model_counts_bytes_of_object_beyond_ledger_capacity() {
         let mut book = Book::new(MIB).unwrap();
         book.wrote(1, MIB / 2);
         book.wrote(2, MIB);
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn reconcile_updates_outdated_ledger() {
+    fn reconcile_adds_missed_changes_to_flash_ledger() {
         let mut book = book();
         let before = book.report();
         let objects: Vec<_> = (10..=21).map(ObjectId).collect();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn events_over_limit_are_left_out_and_counted() {
+    fn flash_model_counts_bytes_of_events_over_limit() {
         let directory = tempfile::tempdir().unwrap();
         let db = Db::open(&directory.path().join("node.db")).unwrap();
         let store = DirectoryStore::open(directory.path(), None).unwrap();
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn model_without_capacity_reports_nothing() {
+    fn flash_model_without_capacity_reports_nothing() {
         let directory = tempfile::tempdir().unwrap();
         let db = Db::open(&directory.path().join("node.db")).unwrap();
         let store = DirectoryStore::open(directory.path(), None).unwrap();

@@ -1,8 +1,8 @@
-//! Comparison of objects with hashes that clients send. An object is read once for all concurrent clients. The module starts threads that
-//! read the store and write hashes to the database.
+//! Comparison of objects with hashes that clients send. The node reads an object once for all concurrent clients. The module starts threads
+//! that read the store and write hashes to the database.
 //!
-//! A client that may read an object may ask whether the object has a hash. Only the hash that this node computes is stored. One thread
-//! at a time reads an object, for all clients that ask during this time. Each user has at most one such thread, and the node
+//! A client that may read an object may ask whether the object has a hash. The node stores only the hash that it computes. One thread at a
+//! time reads an object, for all clients that ask during this time. Each user has at most one such thread, and the node at most
 //! [`RUNS_MAX`]. The read stops when none of its clients is connected any more.
 
 use crate::executor::ExecutorParts;
@@ -19,32 +19,32 @@ use tokio::sync::{Semaphore, watch};
 
 /// Maximum number of objects that are read concurrently.
 const RUNS_MAX: usize = 8;
-/// Maximum time to wait for a turn: earlier turns may read long objects.
+/// Maximum time that a client waits for the start of its read, because earlier reads may be of large objects.
 const PATIENCE: Duration = Duration::from_secs(24 * 3600);
 /// Time for which a verified object is not read again for another hash.
 const RECENT: Duration = Duration::from_secs(600);
 /// Maximum number of objects that are remembered as verified.
 const RECENT_MAX: usize = 4096;
 
-/// Comparisons of a node; see the module.
+/// Comparisons of objects with hashes that a node runs.
 #[derive(Debug)]
 pub(crate) struct Confirms {
     runs: Mutex<HashMap<ObjectId, Arc<ConfirmRead>>>,
     turns: UserPermits,
     threads: Arc<Semaphore>,
-    /// Verified objects, each with the time of the read.
+    /// Verified objects, each with the time at which it was read.
     recent: Mutex<VecDeque<(ObjectId, Instant)>>,
 }
 
 /// Object that is being read.
 #[derive(Debug)]
 struct ConfirmRead {
-    /// Number of waiting clients. It changes only while the table is locked.
+    /// Number of clients that wait for the read. The number changes only while the table of reads is locked.
     askers: Mutex<usize>,
     ended: watch::Receiver<Option<Result<bool, String>>>,
 }
 
-/// Client that waits for a run. Dropping it leaves the run.
+/// Client that waits for a read; dropping this value ends the wait.
 struct ConfirmClient {
     run: Arc<ConfirmRead>,
 }
@@ -56,7 +56,7 @@ impl Drop for ConfirmClient {
 }
 
 impl ConfirmRead {
-    /// Joins the run; `None` if all its clients have left, so that it ends.
+    /// Adds a client to the read; `None` if all its clients have left, so that the read ends.
     fn join(self: &Arc<Self>) -> Option<ConfirmClient> {
         let mut askers = self.askers.lock();
         if *askers == 0 {
@@ -94,7 +94,7 @@ async fn has_hash(
 }
 
 impl Confirms {
-    /// Returns whether an object has this hash. Dropping the future stops the wait.
+    /// Returns whether an object has this hash. Dropping the future ends the wait.
     pub(crate) async fn confirm(
         self: &Arc<Self>,
         parts: &Arc<ExecutorParts>,
@@ -109,7 +109,7 @@ impl Confirms {
         Ok(self.read(uid, object, read).await? && has_hash(parts, object, theirs).await?)
     }
 
-    /// Reads an object once for all waiting clients. Returns whether it has its sealed content.
+    /// Reads an object once for all waiting clients. Returns whether the object has its sealed content.
     async fn read(
         self: &Arc<Self>,
         uid: u32,
@@ -142,7 +142,8 @@ impl Confirms {
         self.runs.lock().get(&object)?.join()
     }
 
-    /// Starts to read, or joins a running read. The thread holds `turn` until it ends. `None`: another client has just read the object.
+    /// Starts a thread that reads an object, or joins a read in progress. The thread holds `turn` until it ends. `None` if a thread has
+    /// just read the object.
     fn begin(
         self: &Arc<Self>,
         object: ObjectId,
@@ -219,7 +220,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn concurrent_confirms_cause_one_read() {
+    async fn concurrent_hash_checks_cause_one_read() {
         let confirms = Arc::new(Confirms::default());
         let reads = Arc::new(AtomicUsize::new(0));
         let (go, wait) = mpsc::channel::<()>();
@@ -246,7 +247,7 @@ mod tests {
     }
 
     #[tokio::test(flavor = "multi_thread")]
-    async fn user_has_one_read_that_ends_without_waiters() {
+    async fn hash_check_read_is_one_per_user_and_ends_without_clients() {
         let confirms = Arc::new(Confirms::default());
         let begun = Arc::new(AtomicUsize::new(0));
         let ask = |uid, object| {

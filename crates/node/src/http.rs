@@ -1,4 +1,4 @@
-//! HTTP routes of the node; `tidemill_wire::route` lists them. They use the node's store, database and labels.
+//! Handlers of the node's HTTP routes, which `tidemill_wire::route` lists. The handlers use the node's store, database and labels.
 //!
 //! Every request for an object carries a capability. File work runs on blocking threads, in pieces of one mebibyte, since files are written
 //! and read fastest in large pieces.
@@ -49,19 +49,19 @@ use tidemill_wire::route::{
 use tokio::net::TcpListener;
 use tokio::sync::{OwnedSemaphorePermit, watch};
 
-/// Bytes per read or write.
+/// Maximum number of bytes per read or write of a file.
 pub const PIECE_BYTES: usize = 1 << 20;
 
-/// Maximum length of an attribute that clients set.
+/// Maximum length in bytes of an attribute that clients set.
 const ATTRIBUTE_BYTES_MAX: usize = 64 << 10;
 
-/// Maximum length of an external path.
+/// Maximum length in bytes of an external path.
 const PATH_BYTES_MAX: usize = 4096;
 
-/// Maximum length of a body that is not an object's bytes.
+/// Maximum length in bytes of a request's body that does not consist of an object's bytes.
 const BODY_BYTES_MAX: usize = 8 << 20;
 
-/// Time limit for the transfer of such a body.
+/// Time limit for the transfer of a body that does not consist of an object's bytes.
 const BODY_MAX: Duration = Duration::from_secs(10);
 
 /// First attribute page for clients. Lower pages belong to the node.
@@ -70,13 +70,13 @@ const CLIENT_PAGES: u32 = 0x100;
 /// Maximum number of concurrent connections of one ordinary user. The connections of a mount count for the user of its last request.
 const CONNECTIONS_EACH_MAX: usize = 256;
 
-/// Maximum number of bodies of one user that are held in memory concurrently.
+/// Maximum number of request bodies of one user that the node keeps in memory concurrently.
 const BODIES_EACH_MAX: usize = 4;
 
-/// Maximum number of concurrent requests of one user that receive messages or wait for space in a channel. Such requests last long.
+/// Maximum number of concurrent requests of one user that receive messages or wait for space in a channel. Requests that wait last long.
 const WAITS_EACH_MAX: usize = 64;
 
-/// State for the handlers.
+/// State that all handlers share.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpContext {
     daemon: Arc<Daemon>,
@@ -87,7 +87,7 @@ pub(crate) struct HttpContext {
     confirms: Arc<Confirms>,
 }
 
-/// Listener of the node, in axum's form.
+/// Listener of the node, as axum needs it.
 struct HttpListener(Listener);
 
 impl axum::serve::Listener for HttpListener {
@@ -103,7 +103,7 @@ impl axum::serve::Listener for HttpListener {
     }
 }
 
-/// Entry of a connection in the limit of its user.
+/// Entry of a connection in the connection limit of its user.
 #[derive(Clone, Debug)]
 struct ConnectionEntry(GuestConnection);
 
@@ -113,7 +113,7 @@ impl Connected<IncomingStream<'_, HttpListener>> for ConnectionEntry {
     }
 }
 
-/// Serves until the stop signal.
+/// Serves HTTP requests until the stop signal.
 pub(crate) async fn serve(
     daemon: Arc<Daemon>,
     listener: TcpListener,
@@ -173,8 +173,8 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
         .with_state(context)
 }
 
-/// Rejects requests without a valid capability of this node, before it reads their body. Each handler checks whether the capability
-/// allows the request.
+/// Rejects a request without a valid capability of this node, before the node reads the request's body. Each handler checks whether the
+/// capability allows the request.
 async fn gate(
     State(context): State<HttpContext>,
     ConnectInfo(ConnectionEntry(guest)): ConnectInfo<ConnectionEntry>,
@@ -192,7 +192,7 @@ async fn gate(
     Ok(answer.map(|body| counted(body, answering)))
 }
 
-/// Reason why a request is refused.
+/// Reason why the node refuses a request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum HttpRefusal {
     #[error("{0}")]
@@ -309,13 +309,13 @@ impl IntoResponse for HttpRefusal {
     }
 }
 
-/// Limiter for log messages about failed requests.
+/// Limit of the rate of log messages about failed requests.
 static FAILED: Sparse = Sparse::new();
 
 pub(crate) type HttpResult = Result<Response, HttpRefusal>;
 
 impl HttpContext {
-    /// Returns the object of a path, if the request's capability allows `wanted` on it.
+    /// Returns the object of a path, if the request's capability allows the rights `wanted` on the object.
     pub(crate) fn authorize(
         &self,
         shown: &Capability,
@@ -339,12 +339,12 @@ impl HttpContext {
         &self.daemon
     }
 
-    /// Waits for a turn of the user to send a body that is held in memory.
+    /// Waits until the user may send a body that the node keeps in memory.
     pub(crate) async fn body_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         self.bodies.take(uid).await
     }
 
-    /// Waits for a turn of the user for a request that waits for others.
+    /// Waits until the user may send a request that waits for messages or space.
     pub(crate) async fn wait_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
         self.waits.take(uid).await
     }
@@ -355,7 +355,7 @@ impl HttpContext {
         Ok(self.daemon.revoked.check(shown)?)
     }
 
-    /// Decodes a capability in hexadecimal and verifies that this cluster signed it.
+    /// Decodes a hexadecimal capability and verifies that this cluster signed it.
     async fn read(&self, hex: &[u8]) -> Result<Capability, HttpRefusal> {
         let text = std::str::from_utf8(hex).ok();
         let capability = text
@@ -470,7 +470,7 @@ async fn head(
     Ok((headers, Body::empty()).into_response())
 }
 
-/// Calls `look` for an object. If the object is recorded but not readable, records the corruption, so that others do not ask for it again.
+/// Calls `look` for an object. If the object is recorded but not readable, records its corruption, for other clients.
 async fn find<T: Send + 'static>(
     context: &HttpContext,
     object: ObjectId,
@@ -590,7 +590,7 @@ async fn copy(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-/// The node's keys give access to the whole external store. So only administrators may import files of it without a copy.
+/// Creates a stub object. The node's keys give access to the whole external store, so only administrators may use this route.
 async fn make_stub(
     State(context): State<HttpContext>,
     Path(id): Path<String>,
@@ -723,7 +723,7 @@ struct WithBytes {
     bytes: bool,
 }
 
-/// Returns the data with which another node copies many objects.
+/// Returns the hashes and bytes with which another node makes replicas of many objects.
 async fn replicas(
     State(context): State<HttpContext>,
     Query(WithBytes { bytes }): Query<WithBytes>,
@@ -754,11 +754,11 @@ fn refuse(result: &mut SealResult, refused: &HttpRefusal) {
     result.message = refused.to_string();
 }
 
-/// Returns the body of a seal with the attributes that the server has signed. Only these fields of the client's body are used: `durable`,
+/// Returns the body of a seal with the attributes that the server has signed. Uses only these fields of the client's body: `durable`,
 /// `lost`, and from the path the name that the log shows for an open file of a lost writer.
 ///
 /// # Errors
-/// [`Refusal::Rights`] if the capability has no attributes.
+/// [`CapabilityRefusal::Rights`] if the capability has no attributes.
 fn attested(shown: &Capability, body: SealBody) -> Result<(SealBody, OsString), CapabilityRefusal> {
     let signed = shown.attributes.ok_or(CapabilityRefusal::Rights)?;
     let name = std::path::Path::new(&body.path).file_name();
@@ -862,7 +862,7 @@ async fn folded(
     made(state, (id, of), shown, (body, true)).await
 }
 
-/// The server may reduce for any user; other callers reduce only for themselves.
+/// Reduces arrays for a user. The server may reduce for any user; other callers reduce only for themselves.
 async fn made(
     State(context): State<HttpContext>,
     (Path(id), Query(For { uid, gid })): (Path<String>, Query<For>),
@@ -899,7 +899,7 @@ struct Directory {
     directory: u8,
 }
 
-/// Only the server has the right to remove object 0. The same right allows listing.
+/// Lists the objects of one directory, with the right to remove object 0, which only the server has.
 async fn list(
     State(context): State<HttpContext>,
     Query(Directory { directory }): Query<Directory>,
@@ -1052,7 +1052,7 @@ async fn read_rows<T: Send + 'static>(
     Ok(tokio::task::spawn_blocking(move || db.read(read)).await??)
 }
 
-/// Reads a body into memory. Its sender holds a turn during this time, so the time is limited.
+/// Reads a request's body into memory, within a time limit, because the body counts against the limit of concurrent bodies.
 pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, HttpRefusal> {
     let mut body = body.into_data_stream();
     let all = async {
@@ -1074,7 +1074,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn too_large_file_has_other_status_than_failed_device() {
+    fn http_status_of_too_large_file_differs_from_failed_device() {
         let status = |errno| {
             let source = std::io::Error::from_raw_os_error(errno);
             let path = std::path::Path::new("/f");

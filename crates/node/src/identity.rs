@@ -1,7 +1,7 @@
 //! Key and certificate with which the node identifies itself to its clients. The module stores them in the node's database.
 //!
-//! The key is created once and stays in `node.db`. The server certifies it whenever the node attaches. The last certificate is
-//! stored, so that a node can serve when it starts before its server.
+//! The key is created once and stays in `node.db`. The server certifies the key whenever the node connects. The node stores the last
+//! certificate, so that it can serve when it starts before its server.
 
 use crate::db::{Db, DbError};
 use crate::error::Error;
@@ -10,11 +10,11 @@ use rcgen::{KeyPair, PublicKeyData};
 use tidemill_client::tls::{self, Inside};
 use tokio::sync::watch;
 
-/// Keys of the table `identity`.
+/// Key of the database table `identity` with the private key of the node.
 const PRIVATE_KEY: &str = "private key";
 const CERTIFICATE: &str = "certificate";
 
-/// Identity of a node; see the module.
+/// TLS identity of a node: its key and its certificate.
 #[derive(Debug)]
 pub struct NodeIdentity {
     key: Vec<u8>,
@@ -23,10 +23,10 @@ pub struct NodeIdentity {
 }
 
 impl NodeIdentity {
-    /// Loads key and certificate, or creates a key.
+    /// Loads the key and the certificate, or creates a key.
     ///
     /// # Errors
-    /// If the database can't be read or contains invalid data.
+    /// The database can't be read or contains invalid data.
     pub fn open(db: &Db) -> Result<Self, Error> {
         let (kept, certificate) = db.read(|connection| {
             Ok((
@@ -61,22 +61,22 @@ impl NodeIdentity {
         Ok(identity)
     }
 
-    /// Returns the public key that the server certifies: a point of P-256, uncompressed.
+    /// Returns the public key that the server certifies: an uncompressed point of the curve P-256.
     #[must_use]
     pub fn public_key(&self) -> &[u8] {
         &self.public_key
     }
 
-    /// Returns the identity for new connections.
+    /// Returns the TLS identity for new connections, which changes with each certificate.
     #[must_use]
     pub fn current(&self) -> watch::Receiver<Option<tls::ServerIdentity>> {
         self.current.subscribe()
     }
 
-    /// Uses this certificate (DER) from now on, and stores it.
+    /// Uses the certificate `certificate` (DER) from now on, and stores it.
     ///
     /// # Errors
-    /// If it is for another key, or the database fails.
+    /// The certificate is for another key, or the database returns an error.
     pub async fn renew(&self, db: &Db, certificate: &[u8]) -> Result<(), Error> {
         self.show(certificate)?;
         let certificate = certificate.to_vec();

@@ -1,8 +1,9 @@
-//! Reads of inputs that a kernel does not have as files. The kernel sends requests through a pipe, and a thread of this process answers
-//! until the kernel has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets only bytes of its inputs.
+//! Reads of inputs that a kernel does not have as files. The kernel sends requests through a pipe, and a thread of this process answers the
+//! requests until the kernel has ended (`docs/own-kernels.md`). So the sandbox needs no network, and the kernel gets only bytes of its
+//! inputs.
 //!
-//! A kernel cannot overload the thread by its ends of the pipes: the thread handles one request at a time, of at most 4 KiB, and holds one
-//! answer of up to 4 MiB.
+//! A kernel cannot overload the thread through the pipes: the thread handles one request of at most 4 KiB at a time, and has at most one
+//! answer of up to 4 MiB in memory.
 
 use crate::executor::ExecutorParts;
 use crate::fetch::FetchError;
@@ -18,13 +19,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use tidemill_core::label::{Analysis, Failure, FailureKind};
 
-/// Maximum length of a request, with the end of its line: one write to a pipe of this length is atomic.
+/// Maximum length in bytes of a request, including the end of its line: one write of this length to a pipe is atomic.
 const REQUEST_BYTES_MAX: usize = 4096;
 
-/// Maximum bytes of one answer.
 const ANSWER_BYTES_MAX: u64 = 4 << 20;
 
-/// Time to wait for the pipes before the next check whether the kernel still runs.
+/// Time to wait for the pipes before the thread checks whether the kernel still runs.
 const LOOK_EVERY: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 100_000_000,
@@ -35,13 +35,13 @@ const NO_ENTRY: i32 = 2;
 const INPUT_OUTPUT: i32 = 5;
 const INVALID: i32 = 22;
 
-/// Reason why a request is not answered with bytes.
+/// Reason why the thread refuses a request.
 struct ReadRefusal {
     errno: i32,
     why: String,
 }
 
-/// Server of a kernel's reads; see the module.
+/// Server of a kernel's reads of its inputs.
 #[derive(Debug)]
 pub(crate) struct ReadServer<'a> {
     parts: &'a ExecutorParts,
@@ -64,25 +64,25 @@ impl<'a> ReadServer<'a> {
         }
     }
 
-    /// Returns the bytes that came from other nodes.
+    /// Returns the number of bytes that were fetched from other nodes.
     pub(crate) fn transferred_bytes(&self) -> u64 {
         self.transferred_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the bytes that the kernel received.
+    /// Returns the number of bytes that the kernel received.
     pub(crate) fn read_bytes(&self) -> u64 {
         self.read_bytes.load(Ordering::Relaxed)
     }
 
-    /// Returns the reason why requested bytes were not available, once.
+    /// Returns the reason why requested bytes were not available; a second call returns `None`.
     pub(crate) fn lost(&self) -> Option<Failure> {
         self.lost.lock().take()
     }
 
-    /// Answers requests while `run` runs.
+    /// Answers the kernel's requests while the function `run` runs.
     ///
     /// # Errors
-    /// If the thread can't be started.
+    /// The thread can't be started.
     pub(crate) fn meanwhile<T>(
         &self,
         [ask, answer]: [File; 2],
@@ -184,7 +184,7 @@ impl<'a> ReadServer<'a> {
     }
 }
 
-/// Decodes a request: offset, number of bytes, and name of the input.
+/// Decodes a request line: offset, number of bytes, and name of the input.
 fn parsed(line: &[u8]) -> Option<(u64, u64, &str)> {
     let line = str::from_utf8(line).ok()?;
     let (offset, rest) = line.split_once(' ')?;
@@ -192,7 +192,7 @@ fn parsed(line: &[u8]) -> Option<(u64, u64, &str)> {
     Some((offset.parse().ok()?, length.parse().ok()?, name))
 }
 
-/// Returns the next request line. A line that is too long is returned in parts, which are invalid requests. `None`: the end.
+/// Returns the next request line; `None` at the end. A line that is too long is returned in parts, which are invalid requests.
 fn next_line(ask: &mut File, asked: &mut Vec<u8>, over: &dyn Fn() -> bool) -> Option<Vec<u8>> {
     loop {
         if over() {
@@ -214,7 +214,7 @@ fn next_line(ask: &mut File, asked: &mut Vec<u8>, over: &dyn Fn() -> bool) -> Op
     }
 }
 
-/// Sends bytes; `None`: the kernel no longer reads them.
+/// Sends bytes to the kernel; `None` if the kernel no longer reads them.
 fn send(to: &mut File, mut bytes: &[u8], over: &dyn Fn() -> bool) -> Option<()> {
     while !bytes.is_empty() {
         if over() {
@@ -228,7 +228,7 @@ fn send(to: &mut File, mut bytes: &[u8], over: &dyn Fn() -> bool) -> Option<()> 
     Some(())
 }
 
-/// Waits for a limited time for a pipe that is not ready.
+/// Waits for a limited time for a pipe that is not ready; `None` if `error` is another error.
 fn wait(pipe: &File, flags: PollFlags, error: &io::Error) -> Option<()> {
     match error.kind() {
         io::ErrorKind::Interrupted => Some(()),

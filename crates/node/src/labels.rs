@@ -1,11 +1,11 @@
-//! Labels of the node, from their arrival until the server has stored their outcome. The module uses the node's database and sends
-//! reports to the server (next: `server/src/cluster.rs`).
+//! Labels of the node, from their arrival until the server has stored their outcomes. The module uses the node's database and sends reports
+//! to the server (next: `server/src/cluster.rs`).
 //!
-//! A label is written to the database before it is queued. Its outcome is written to the database before it is reported. So neither a
-//! killed node nor a lost connection loses or repeats an effect.
+//! The module writes a label to the database before it queues the label, and an outcome before it reports the outcome. So neither a killed
+//! node nor a lost connection loses or repeats an effect.
 //!
-//! The module uses no thread, clock or kernel. [`crate::executor`] takes labels from it, runs them on threads and returns their results; a
-//! simulation does the same in virtual time.
+//! The module uses no thread, clock or kernel. [`crate::executor`] takes labels from this module, runs them on threads and returns their
+//! results; a simulation does the same in virtual time.
 
 use crate::db::{Db, DbError};
 use crate::flash_model::FlashModel;
@@ -27,10 +27,10 @@ use tidemill_core::resources::{Offers, ScarceResource};
 use tidemill_core::time::Time;
 use tidemill_wire::v1;
 
-/// Maximum number of remembered labels that were answered from a stored result, for labels that depend on them.
+/// Maximum number of labels answered from a cached result that the node remembers, for labels that depend on them.
 const REUSED_MAX: usize = 10_000;
 
-/// Labels of a node; see the module.
+/// Labels of a node, from their arrival until the server has stored their outcomes.
 #[derive(Debug)]
 pub struct NodeLabels {
     node: NodeId,
@@ -39,9 +39,9 @@ pub struct NodeLabels {
     reports: Arc<Reports>,
     clock: fn() -> Time,
     state: Mutex<LabelsState>,
-    /// Condition variables of the threads that execute labels, by lane.
+    /// Condition variables of the threads that execute labels, one for each lane.
     wake: [Condvar; Lane::ALL.len()],
-    /// Signalled when the node stops.
+    /// Condition variable that is signalled when the node stops.
     stopped: Condvar,
 }
 
@@ -49,20 +49,20 @@ pub struct NodeLabels {
 struct LabelsState {
     queue: NodeQueue,
     live: BTreeMap<LabelId, Live>,
-    /// Live labels that compare objects.
+    /// Labels that compare objects and whose outcomes are not stored yet.
     verifies: BTreeSet<LabelId>,
-    /// Last labels that were answered from a stored result.
+    /// Last labels that were answered from a cached result.
     reused: BTreeSet<LabelId>,
     seq: u64,
-    /// Labels that have ended and whose outcome could not be stored yet.
+    /// Ended labels whose outcomes could not be stored in the database yet.
     unkept: Vec<(LabelId, Arc<LabelEffects>)>,
-    /// Acknowledged labels whose acknowledgement could not be stored yet.
+    /// Acknowledged labels whose acknowledgement could not be stored in the database yet.
     unacknowledged: Vec<LabelId>,
     stopping: bool,
 }
 
 impl LabelsState {
-    /// Informs the labels to which a label streams outputs about its end. If it failed, their runs are cancelled.
+    /// Informs the labels that read streamed outputs of label `id` that the label has ended. If it failed, their runs are cancelled.
     fn tell_streamed(&mut self, id: LabelId, well: bool) {
         if let Some(live) = self.live.get(&id) {
             live.fate.seal(well);
@@ -89,44 +89,44 @@ impl LabelsState {
     }
 }
 
-/// Access to the bytes of an input.
+/// Access of a label to the bytes of one of its inputs.
 #[derive(Clone, Debug, Default)]
 pub struct InputAccess {
-    /// Capability for the node that has the input.
+    /// Capability for the input on its node.
     pub capability: Vec<u8>,
-    /// Layout of an input that is stored in several objects.
+    /// Layout of the input, if the input is stored in several objects.
     pub layout: Option<v1::Layout>,
     /// Whether the input is on this node and may not be sealed yet.
     pub streaming: bool,
-    /// Percentage of the processors that is left to writers while the input is written.
+    /// Percentage of the processors that the label leaves to writers while the input is being written.
     pub leaves: u8,
 }
 
-/// Label from its acceptance until its outcome is stored.
+/// State of a label from its acceptance until its outcome is stored.
 #[derive(Clone, Debug)]
 pub struct Live {
-    /// The label.
+    /// Accepted label.
     pub label: Arc<Label>,
-    /// Access to its inputs, in their order.
+    /// Access to the label's inputs, in the order of the inputs.
     pub ways: Arc<[InputAccess]>,
-    /// Result of an earlier, equal task.
+    /// Cached result of an earlier, equal task.
     pub cached_result: Option<Arc<v1::CachedResult>>,
-    /// `queued`, `fetching` or `running`.
+    /// Phase of the label: `queued`, `fetching` or `running`.
     pub state: &'static str,
-    /// Start time; zero before the start.
+    /// Start time of the label; zero before its start.
     pub start: Time,
     /// Handle to cancel the label while it runs.
     pub control: Arc<RunHandle>,
-    /// Outcome, for the labels to which this label streams outputs.
+    /// Outcome of this label, for the labels to which it streams outputs.
     pub(crate) fate: Arc<FeedOutcome>,
-    /// Inputs that other labels were still writing at its start.
+    /// Inputs that other labels were still writing when this label started.
     pub(crate) streaming_inputs: Vec<StreamingInput>,
-    /// Failed label that streamed an input to this label.
+    /// Failed label that was streaming an input to this label.
     pub(crate) in_vain: Option<LabelId>,
 }
 
 impl Live {
-    /// Returns a label that belongs to another node; `None` if the message is invalid.
+    /// Decodes a label of another node; `None` if the message is invalid.
     pub(crate) fn of(message: &v1::Label) -> Option<Self> {
         Some(Self {
             label: Arc::new(Label::try_from(message).ok()?),
@@ -141,7 +141,7 @@ impl Live {
         })
     }
 
-    /// Returns the label as the message that was received.
+    /// Encodes the label as the message in which the node received it.
     pub(crate) fn message(&self) -> v1::Label {
         let mut message = v1::Label::from(&*self.label);
         if let Some(v1::label::Operation::Analyse(analyse)) = &mut message.operation {
@@ -155,8 +155,8 @@ impl Live {
         message
     }
 
-    /// Returns the labels before this label that may stream inputs to it. This label may start as soon as they run. A label with a cached result
-    /// needs complete inputs and returns none.
+    /// Returns the earlier labels that may stream inputs to this label, which may start as soon as they run. A label with a cached result
+    /// needs complete inputs, so the function returns no labels for it.
     fn producers(&self, live: &BTreeMap<LabelId, Self>) -> Vec<LabelId> {
         let Some(own) = analysis(&self.label).filter(|_| self.cached_result.is_none()) else {
             return Vec::new();
@@ -168,7 +168,7 @@ impl Live {
         self.label.after.iter().copied().filter(streams).collect()
     }
 
-    /// Returns the inputs that other labels are writing now.
+    /// Returns the inputs of this label that other labels are writing now.
     fn streaming_inputs(&self, live: &BTreeMap<LabelId, Self>) -> Vec<StreamingInput> {
         let Some(own) = analysis(&self.label).filter(|own| !own.streaming.is_empty()) else {
             return Vec::new();
@@ -187,14 +187,14 @@ impl Live {
         inputs.flatten().collect()
     }
 
-    /// Returns the capability for the node that has an input.
+    /// Returns the capability for the input number `index` on its node.
     pub(crate) fn capability(&self, index: usize) -> &[u8] {
         self.ways.get(index).map_or(&[], |way| &way.capability)
     }
 }
 
 impl NodeLabels {
-    /// Opens the database and queues the labels that were queued when the node stopped. `offers` are its present resources.
+    /// Opens the database and queues the labels that were queued when the node stopped. `offers` are the node's current resources.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -253,7 +253,7 @@ impl NodeLabels {
             .submit(false, |_| Ok(()), move |_| labels.on_abort(label));
     }
 
-    /// Returns a label to the server if it has not started. A started label continues.
+    /// Removes a label from the queue and returns it to the server, if the label has not started. A started label continues.
     pub fn reschedule(self: &Arc<Self>, label: LabelId) {
         let labels = Arc::clone(self);
         // The request takes the same path as labels, as a cancellation does.
@@ -261,7 +261,7 @@ impl NodeLabels {
             .submit(false, |_| Ok(()), move |_| labels.on_reschedule(label));
     }
 
-    /// Records that the server has stored these outcomes.
+    /// Records that the server has stored the outcomes of these labels.
     pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
         let labels = Arc::clone(self);
         let acked = ids.clone();
@@ -282,7 +282,7 @@ impl NodeLabels {
         });
     }
 
-    /// Returns the numbers of running and of waiting labels.
+    /// Returns the number of running labels and the number of waiting labels.
     #[must_use]
     pub fn counts(&self) -> (usize, usize) {
         let state = self.state.lock();
@@ -324,7 +324,7 @@ impl NodeLabels {
         state.queue.running() + state.queue.queued() > state.verifies.len()
     }
 
-    /// Waits for this time, or until the node stops. Returns whether it stops.
+    /// Waits for `time`, or until the node stops. Returns whether the node stops.
     pub(crate) fn pause(&self, time: Duration) -> bool {
         let mut state = self.state.lock();
         if !state.stopping {
@@ -333,8 +333,7 @@ impl NodeLabels {
         state.stopping
     }
 
-    /// Reports to a server that the node has just reached: the running labels, the outcomes that it has not acknowledged, and the
-    /// corrupt objects.
+    /// Reports the node's running labels, unacknowledged outcomes and corrupt objects to a server that the node has just reached.
     ///
     /// # Errors
     /// If the database can't be read.
@@ -355,7 +354,7 @@ impl NodeLabels {
         Ok(())
     }
 
-    /// Returns the next label of a lane, as soon as one is ready; `None` when the node stops.
+    /// Returns the next label of a lane, waiting until a label is ready; `None` when the node stops.
     #[must_use]
     pub fn next(&self, lane: Lane) -> Option<(LabelId, Live)> {
         let mut state = self.state.lock();
@@ -370,7 +369,7 @@ impl NodeLabels {
         }
     }
 
-    /// Returns the next label of a lane, if one is ready now.
+    /// Returns the next label of a lane, if a label is ready now.
     #[must_use]
     pub fn try_next(&self, lane: Lane) -> Option<(LabelId, Live)> {
         self.take(&mut self.state.lock(), lane)
@@ -405,7 +404,7 @@ impl NodeLabels {
         Some((id, live))
     }
 
-    /// Takes the result of a label. Returns whether the result counts: a failure because the node stops does not count.
+    /// Accepts the result of a label. Returns whether the result counts: a failure because the node stops does not count.
     pub fn end(self: &Arc<Self>, id: LabelId, mut work: LabelEffects) -> bool {
         let succeeded = work.outcome.result.is_ok();
         let lost = {
@@ -435,7 +434,7 @@ impl NodeLabels {
         true
     }
 
-    /// Stops the queue: returns no further labels and kills the running ones.
+    /// Stops the queue: no further labels start, and the kernels of running labels are killed.
     pub fn stop(&self) {
         let mut state = self.state.lock();
         state.stopping = true;
@@ -452,7 +451,7 @@ impl NodeLabels {
         (self.clock)()
     }
 
-    /// Puts the labels of the database back into the queue.
+    /// Queues the labels that the database has without an outcome.
     fn recover(self: &Arc<Self>) -> Result<(), DbError> {
         let db = &self.db;
         let acked = db.read(records::acked_labels)?;
@@ -493,7 +492,7 @@ impl NodeLabels {
         }
     }
 
-    /// Reports a stored outcome again.
+    /// Reports the stored outcome of a label again.
     fn repeat(&self, id: LabelId, outcome: &[u8]) {
         match v1::LabelOutcome::decode(outcome) {
             Ok(outcome) => self.reports.finished(id, outcome),
@@ -611,7 +610,7 @@ impl NodeLabels {
         self.abandon(label, dependants);
     }
 
-    /// Records that a taken label starts to fetch or to run.
+    /// Records that a started label begins to fetch inputs or to run.
     pub fn on_phase(&self, id: LabelId, phase: &'static str) {
         if let Some(live) = self.state.lock().live.get_mut(&id) {
             live.state = phase;
@@ -619,7 +618,7 @@ impl NodeLabels {
         self.reports.started(id, self.now(), phase);
     }
 
-    /// Ends labels that depend on a failed label.
+    /// Ends the labels that depend on a failed label.
     fn abandon(self: &Arc<Self>, failed: LabelId, dependants: Vec<LabelId>) {
         for dependant in dependants {
             self.keep(
@@ -629,7 +628,7 @@ impl NodeLabels {
         }
     }
 
-    /// Stores the outcome of a label with all its effects in one transaction, then reports it.
+    /// Stores the outcome of a label with all its effects in one transaction, then reports the outcome.
     fn keep(self: &Arc<Self>, id: LabelId, work: LabelEffects) {
         self.try_to_keep(id, Arc::new(work));
     }
@@ -663,8 +662,8 @@ impl NodeLabels {
         });
     }
 
-    /// Retries to store outcomes and acknowledgements that could not be stored. An outcome is reported only after it was stored: otherwise
-    /// a restart would lose it.
+    /// Retries to store outcomes and acknowledgements that could not be stored. The node reports an outcome only after storing it:
+    /// otherwise a restart would lose the outcome.
     pub fn keep_again(self: &Arc<Self>) {
         let (unkept, unacknowledged) = {
             let mut state = self.state.lock();
@@ -680,7 +679,7 @@ impl NodeLabels {
     }
 }
 
-/// Label on its way into the queue.
+/// Label that is being accepted into the queue.
 #[derive(Debug)]
 struct IncomingLabel {
     message: v1::Label,
@@ -803,7 +802,7 @@ mod tests {
         Arc::new(Mutex::new(Connection::open_in_memory().unwrap()))
     }
 
-    /// Returns the labels of a node with one core, the writer of its database, and the messages to the server after the greeting.
+    /// Returns the labels of a node with one core, the writer of the node's database, and the messages to the server after the greeting.
     fn opened(
         disk: &Arc<Mutex<Connection>>,
     ) -> (
@@ -845,7 +844,7 @@ mod tests {
     }
 
     #[test]
-    fn reschedule_returns_label_unless_started() {
+    fn reschedule_returns_label_to_server_unless_started() {
         let (labels, mut writer, mut reported) = opened(&in_memory());
         labels.accept(vec![label(7), label(8)]);
         assert!(writer.turn());
@@ -869,7 +868,7 @@ mod tests {
     }
 
     #[test]
-    fn outcome_is_reported_only_after_it_is_stored() {
+    fn label_outcome_is_reported_only_after_it_is_stored() {
         let disk = in_memory();
         let (labels, mut writer, mut reported) = opened(&disk);
         labels.accept(vec![label(7)]);

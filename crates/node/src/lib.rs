@@ -5,7 +5,7 @@
 //!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), fetch (other nodes)
 //! ```
 //!
-//! [`RunningNode::start`] starts a node in this process. The node owns its directory and nothing else. It knows no names and no jobs, and
+//! [`RunningNode::start`] starts a node in this process. The node owns its directory and no other state. It knows no names and no jobs, and
 //! does not decide where work runs.
 
 mod allowed_dirs;
@@ -76,11 +76,11 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// Time to wait for a directory that is in use: a kernel of a killed node holds the lock until the kernel is killed, too.
+/// Maximum time to wait for a directory's lock: a kernel of a killed node holds the lock until the kernel is killed, too.
 const LOCK_MAX: Duration = Duration::from_secs(3);
 const LOCK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Node that runs in this process. End it with [`RunningNode::stop`]; if it is only dropped, its threads continue.
+/// Node that runs in this process. [`RunningNode::stop`] ends the node; if the value is only dropped, the node's threads continue.
 #[derive(Debug)]
 pub struct RunningNode {
     daemon: Arc<Daemon>,
@@ -88,7 +88,7 @@ pub struct RunningNode {
     attached: JoinHandle<Error>,
     refreshing: JoinHandle<()>,
     serving: JoinHandle<()>,
-    /// Lock file, held while the directory is in use.
+    /// Lock file that is held while the directory is in use.
     _lock: File,
 }
 
@@ -97,7 +97,7 @@ impl RunningNode {
     /// Must be called on a multi-thread tokio runtime.
     ///
     /// # Errors
-    /// If its directory, address or kernels can't be used; see [`Error`].
+    /// The node's directory, address or kernels can't be used; see [`Error`].
     pub async fn start(mut config: NodeConfig) -> Result<Self, Error> {
         let in_directory = |source| Error::Directory {
             path: config.directory.clone(),
@@ -166,7 +166,7 @@ impl RunningNode {
         })
     }
 
-    /// Returns the URL for others, `https://host:port` or `http://host:port`.
+    /// Returns the URL at which other processes reach the node, `https://host:port` or `http://host:port`.
     #[must_use]
     pub fn url(&self) -> &str {
         &self.daemon.url
@@ -178,7 +178,7 @@ impl RunningNode {
         &self.daemon
     }
 
-    /// Returns the interface to the node's external store, for the follower that scans it. `None` if the store is not external.
+    /// Returns the interface to the node's external store, for the follower that scans it; `None` if the node has no backend.
     #[must_use]
     pub fn follower(&self) -> Option<Follower> {
         let backend = self.daemon.parts().backend.as_ref();
@@ -193,7 +193,7 @@ impl RunningNode {
         }
     }
 
-    /// Stops the node. Kernels are killed and run again at the next start; acknowledged data stays.
+    /// Stops the node. Kills its kernels, which run again at the next start; acknowledged data stays.
     pub async fn stop(self) {
         self.attached.abort();
         self.refreshing.abort();
@@ -212,8 +212,8 @@ impl RunningNode {
     }
 }
 
-/// Raises the limit of open files of this process to its maximum. A running task holds all its inputs open, possibly thousands. Kernels
-/// have their own limit.
+/// Raises the limit of open files of this process to its maximum. A running task has all its inputs open, possibly thousands. Kernels have
+/// a separate limit.
 fn open_many_files() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -264,11 +264,11 @@ fn open(config: &NodeConfig, runtime: tokio::runtime::Handle) -> Result<Executor
     })
 }
 
-/// Store of objects, and the same store once more if the objects stay in a backend.
+/// Store of objects, and the same store as a backend if the node has a backend.
 type StorePair = (Arc<dyn store::Store>, Option<Arc<Backend>>);
 
-/// Opens the store. Under the id of the status object, which has no bytes, it stores an empty file. A task reads this file for an empty
-/// input file, as empty files have no objects.
+/// Opens the store. Stores an empty file under the id of the status object, which has no bytes. A task reads this file for an empty input
+/// file, as empty files have no objects.
 fn open_store(
     config: &NodeConfig,
     db: &Db,
@@ -292,7 +292,7 @@ fn open_store(
     Ok((Arc::clone(&backend) as Arc<dyn store::Store>, Some(backend)))
 }
 
-/// Ensures that no other process uses the directory.
+/// Locks the directory, so that no other process uses it.
 async fn lock(config: &NodeConfig) -> Result<File, Error> {
     let path = config.directory.join("lock");
     let failed = |source| Error::Directory {

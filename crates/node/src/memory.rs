@@ -1,10 +1,11 @@
 //! Directory of a node of the memory tier. The module creates and mounts such directories.
 //!
-//! As root, the directory is a file system in memory (tmpfs) of the node, mounted on the directory. Its size is a hard limit, also for writers
-//! in place. It stays mounted when the node ends, so that a killed process loses nothing. Its content is lost when the host restarts or
-//! when it is unmounted. Without root, the directory is a link to a directory of the host's shared memory, and the node counts the used bytes.
+//! If the node runs as root, its directory is a file system in memory (tmpfs) of the node, mounted on the directory. The size of the file
+//! system is a hard limit, also for direct writers. The file system stays mounted when the node ends, so that a killed process loses
+//! nothing. The content of the file system is lost when the host restarts or when the file system is unmounted. Without root, the directory
+//! is a link to a directory of the host's shared memory, and the node counts the used bytes.
 //!
-//! Intermediate files in memory are in such a directory, too. Kernels open them by path. If the node runs as root, kernels run as other
+//! Intermediate files in memory are in such a directory, too, which kernels open by path. If the node runs as root, kernels run as other
 //! users; if these users can't pass through the parent directories, the directory is also in the host's shared memory.
 
 use crate::config::{NodeConfig, machine_memory_bytes};
@@ -27,13 +28,13 @@ const SHARED: &str = "/dev/shm";
 const TMPFS: i64 = 0x0102_1994;
 /// Minimum capacity in bytes: the database reserves 12 MiB, and no file is placed on a node with less than 16 MiB of free space.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 20;
-/// Mode of a directory of shared memory that only its user can enter …
+/// Mode of a directory of shared memory that only its user can enter.
 const PRIVATE: u32 = 0o700;
-/// … and of a directory that others can pass through but not list.
+/// Mode of a directory of shared memory that other users can pass through but not list.
 const PASSED: u32 = 0o711;
 /// Mode bit that allows all users to pass through a directory.
 const OTHERS_PASS: u32 = 0o001;
-/// Key of the memory's number in the table `identity`.
+/// Key of the memory's number in the database table `identity`.
 const MEMORY: &str = "memory";
 
 /// Creates or finds the directory of a node of the memory tier. Returns whether the node must count the used bytes itself.
@@ -90,8 +91,8 @@ fn fits(directory: &Path, capacity: u64, flag: &str) -> Result<(), Error> {
     })
 }
 
-/// Creates a file system of the directory's own or, if that is not allowed, a directory of shared memory with that mode. Returns whether it is
-/// shared.
+/// Mounts a separate file system in memory on the directory or, if that is not allowed, creates a directory of shared memory with `mode`.
+/// Returns whether the directory is in shared memory.
 fn own_or_shared(directory: &Path, capacity: u64, mode: u32) -> Result<bool, MemoryTierError> {
     let own = match rustix::process::geteuid().is_root() {
         true => own(directory, capacity),
@@ -107,7 +108,7 @@ fn own_or_shared(directory: &Path, capacity: u64, mode: u32) -> Result<bool, Mem
     }
 }
 
-/// Returns the first directory on the path from the root that other users can't pass through.
+/// Returns the first directory on the path, from the root, that other users can't pass through.
 fn closed_to_users(directory: &Path) -> Option<&Path> {
     let above: Vec<_> = directory.ancestors().collect();
     let closed = |directory: &&&Path| {
@@ -117,7 +118,7 @@ fn closed_to_users(directory: &Path) -> Option<&Path> {
     above.iter().rev().find(closed).copied()
 }
 
-/// Unmounts the memory in the node's own directory, which kernels can no longer reach. Fails if it contains files.
+/// Unmounts the memory on the node's own directory, which kernels can no longer reach. Fails if the memory contains files.
 fn leave_own(directory: &Path, closed: &Path) -> Result<(), MemoryTierError> {
     if directory.is_symlink() || !directory.is_dir() || !in_memory(directory)? {
         return Ok(());
@@ -149,7 +150,7 @@ enum MemoryTierError {
     Closed(PathBuf),
 }
 
-/// Mounts a file system of the directory's own.
+/// Mounts a separate file system in memory on the directory.
 fn own(directory: &Path, capacity: u64) -> Result<(), MemoryTierError> {
     std::fs::create_dir_all(directory)?;
     let size = CString::new(format!("size={capacity},mode=0711")).map_err(io::Error::other)?;
@@ -174,7 +175,7 @@ fn in_memory(directory: &Path) -> io::Result<bool> {
     Ok(i128::from(statfs(directory)?.f_type) == i128::from(TMPFS))
 }
 
-/// Creates a directory of the host's shared memory with that mode, and makes `directory` a link to it.
+/// Creates a directory of the host's shared memory with `mode`, and makes `directory` a link to it.
 fn shared(directory: &Path, mode: u32) -> Result<(), MemoryTierError> {
     let uid = rustix::process::geteuid().as_raw();
     let ours = |metadata: &Metadata| metadata.is_dir() && metadata.uid() == uid;
@@ -211,10 +212,10 @@ fn shared(directory: &Path, mode: u32) -> Result<(), MemoryTierError> {
     Ok(std::os::unix::fs::symlink(&target, directory)?)
 }
 
-/// Returns the number of this memory. A changed number shows that the former content is lost. The number is stored before it is reported.
+/// Returns the number of this memory. A changed number shows that the former content is lost. The node stores it, then reports it.
 ///
 /// # Errors
-/// If the database can't store it.
+/// The database can't store the number.
 pub(crate) async fn id(db: &Db) -> Result<u64, DbError> {
     let kept = db.read(|connection| records::identity(connection, MEMORY))?;
     if let Some(bytes) = kept.and_then(|bytes| <[u8; 8]>::try_from(bytes).ok()) {
@@ -236,7 +237,7 @@ mod tests {
     use super::*;
     use std::fs::Permissions;
 
-    /// The memory of another user is never used, whatever made the directory and wherever its link leads. A dangling link is repaired.
+    /// The node never uses the memory of another user, even if a link leads to it. The node repairs a dangling link.
     #[test]
     fn shared_memory_directory_must_be_own_and_is_reused() {
         let above = tempfile::tempdir().unwrap();
@@ -267,7 +268,7 @@ mod tests {
         }
     }
 
-    /// Kernels of root's nodes run as other users. They reach the memory whatever the modes of the directories above are.
+    /// Kernels of nodes that run as root run as other users. Kernels reach the memory with any modes of its parent directories.
     #[test]
     fn directory_of_intermediates_is_reachable_by_all_users() {
         if !rustix::process::geteuid().is_root() {

@@ -1,13 +1,13 @@
 //! Memory for intermediate files of jobs, on a node that stores its other files on a disk. The module writes only files below its
 //! directory.
 //!
-//! A task writes its outputs to its private directory as always, so that no kernel ever finds the memory full. The output is then copied to
-//! the memory if it fits, and is not written back to the disk. The memory is a file system of the node or a directory of the host's shared
-//! memory (`crate::memory`). The latter is used without root, and where users can't pass through the node's directory. The module counts
-//! the used bytes in both cases.
+//! A task writes its outputs to its private directory as always, so that no kernel ever finds the memory full. The node then copies the
+//! output to the memory if it fits, without writing it back to the disk. The memory is a file system of the node or, without root or if
+//! users can't pass through the node's directory, a directory of the host's shared memory (`crate::memory`). The module counts the used
+//! bytes in both cases.
 //!
-//! Kernels find other inputs through hard links, which can't cross file systems. For these inputs they get a symbolic link and must pass
-//! through the directory. Nobody can list the directory: the name of a file has 128 random bits that only its readers learn.
+//! Kernels find other inputs through hard links, which can't cross file systems. For inputs in memory they get a symbolic link and must
+//! pass through the directory. Nobody can list the directory: the name of a file has 128 random bits that only its readers learn.
 
 use crate::directory::{close_for_ever, copy_with_holes};
 use parking_lot::Mutex;
@@ -17,10 +17,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 use tidemill_core::id::ObjectId;
 
-/// Name of the directory in the node's directory.
+/// Name of the directory of intermediate files in the node's directory.
 pub(crate) const DIRECTORY: &str = "intermediates";
 
-/// Memory for intermediate outputs; see the module.
+/// Memory for intermediate outputs of tasks.
 #[derive(Debug)]
 pub(crate) struct MemoryOutputs {
     directory: PathBuf,
@@ -34,7 +34,7 @@ struct InMemoryObjects {
     objects: HashMap<ObjectId, (PathBuf, u64)>,
 }
 
-/// Returns a random name that begins with the object's id.
+/// Returns a random file name that begins with the object's id.
 fn new_name(object: ObjectId) -> io::Result<String> {
     let mut secret = [0; 16];
     rustix::rand::getrandom(&mut secret, rustix::rand::GetRandomFlags::empty())?;
@@ -42,7 +42,7 @@ fn new_name(object: ObjectId) -> io::Result<String> {
     Ok(format!("{:016x}-{secret}", object.0))
 }
 
-/// Returns the object of a name, if it is the name of a complete file.
+/// Returns the object to which a file name belongs, if it is the name of a complete file.
 fn object_of(name: &str) -> Option<ObjectId> {
     let (object, secret) = name.split_once('-')?;
     let whole = secret.len() == 32 && secret.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -50,7 +50,7 @@ fn object_of(name: &str) -> Option<ObjectId> {
 }
 
 impl MemoryOutputs {
-    /// Finds the existing files and removes incomplete ones.
+    /// Opens the memory, finds its existing files and removes incomplete files.
     pub(crate) fn open(node: &Path, capacity_bytes: u64) -> io::Result<Self> {
         // Kernels get paths in this directory, and may not pass through the directory of the node.
         let directory = node.join(DIRECTORY).canonicalize()?;
@@ -73,24 +73,23 @@ impl MemoryOutputs {
         })
     }
 
-    /// Returns the file of an object in memory.
+    /// Returns the path of an object's file in memory.
     pub(crate) fn find(&self, object: ObjectId) -> Option<PathBuf> {
         let held = self.held.lock();
         held.objects.get(&object).map(|(path, _)| path.clone())
     }
 
-    /// Returns the objects in memory.
     pub(crate) fn objects(&self) -> Vec<ObjectId> {
         self.held.lock().objects.keys().copied().collect()
     }
 
-    /// Returns the used bytes and the capacity.
+    /// Returns the used bytes and the capacity of the memory, in bytes.
     #[cfg(test)]
     fn space(&self) -> (u64, u64) {
         (self.held.lock().bytes, self.capacity_bytes)
     }
 
-    /// Copies a file into memory as the sealed object, if it fits. Returns whether it did.
+    /// Copies a file into memory as the sealed object, if it fits. Returns whether the file was copied.
     pub(crate) fn take(&self, object: ObjectId, file: &File, bytes: u64) -> bool {
         self.forget(object);
         {
@@ -150,9 +149,9 @@ impl MemoryOutputs {
 mod tests {
     use super::*;
 
-    /// A file that does not fit is refused, a removal frees its memory, and files from before are found again.
+    /// A file that does not fit is refused, a removal frees its memory, and the memory is reopened with its earlier files.
     #[test]
-    fn memory_of_intermediates_is_bounded_and_found_after_restart() {
+    fn memory_of_intermediates_has_limit_and_is_found_after_restart() {
         let directory = tempfile::tempdir().unwrap();
         std::fs::create_dir(directory.path().join(DIRECTORY)).unwrap();
         let made = directory.path().join("made");

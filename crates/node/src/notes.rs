@@ -1,9 +1,9 @@
-//! Notes about names: statements of the server about inodes, stored in the node's database as a backup of the server's.
+//! Notes of the server about names: statements about inodes, stored in the node's database as a backup of the server's database.
 //!
-//! A note describes the node's object of a file, or an inode without object: a directory, a link, an empty file. It is removed together
-//! with its object. A note that a file was removed stays as long as the object, so that a rebuilt namespace does not contain the file.
+//! A note describes the node's object of a file, or an inode without an object: a directory, a link, an empty file. A note is removed
+//! together with its object. A note that a file was removed stays as long as the object, so that recovery does not restore the file.
 //!
-//! A note also states the attributes of the objects of a file. From then on the server alone sets these attributes.
+//! A note also states the attributes of the objects of a file. After a note, only the server sets these attributes.
 
 use crate::records::{attribute, has_object, note_change, set_attribute};
 use prost::Message as _;
@@ -14,10 +14,10 @@ use tidemill_core::id::{Inode, ObjectId};
 use tidemill_core::layout::PartOf;
 use tidemill_wire::v1;
 
-/// Stores notes, except where a later one is known. Returns the highest change number among the notes.
+/// Stores notes, unless the database has a later note about the same inode. Returns the highest change number among the notes.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn put(connection: &Connection, notes: &[v1::NameNote]) -> Result<u64> {
     for note in notes {
         let id = ObjectId::of_inode(Inode(note.ino));
@@ -87,8 +87,8 @@ fn attest(connection: &Connection, note: &v1::NameNote) -> Result<()> {
     Ok(())
 }
 
-/// Returns the objects of a file whose lengths on this node differ from the lengths that the server noted, each with the reason. Their
-/// writer declared a false length when it sealed the file.
+/// Returns the objects of a file whose lengths on this node differ from the lengths in the server's note, each with the reason. The writer
+/// of such an object declared a false length when it sealed the file.
 pub(crate) fn of_false_length(
     connection: &Connection,
     note: &v1::NameNote,
@@ -122,7 +122,7 @@ pub(crate) fn of_false_length(
     Ok(found)
 }
 
-/// Checks like [`of_false_length`] an object that was sealed after the note was received.
+/// Checks, like [`of_false_length`], an object that was sealed after the note was received.
 pub(crate) fn is_of_false_length(
     connection: &Connection,
     ino: u64,
@@ -146,7 +146,7 @@ fn noted(connection: &Connection, ino: u64) -> Result<Option<v1::NameNote>> {
     Ok(note.and_then(|note| v1::NameNote::decode(note.as_slice()).ok()))
 }
 
-/// Removes an attribute of a file from an object.
+/// Removes an attribute of an object's file from the object.
 fn remove(connection: &Connection, id: ObjectId, number: u32) -> Result<()> {
     let sql = "DELETE FROM attribute WHERE object = ?1 AND page = ?2 AND number = ?3";
     let row = params![id.0.cast_signed(), object::PAGE, number];
@@ -166,11 +166,11 @@ fn part_of(note: &v1::NameNote, part: ObjectId) -> Option<PartOf> {
     })
 }
 
-/// Returns the path of an object's file according to the server, and whether the object is a part of the file. `None` if the last note
+/// Returns the path of an object's file according to the server, and whether the object is a part of the file; `None` if the last note
 /// about the file does not name the object.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(String, bool)>> {
     // Only the note says which object is the file's.
     let Some(inode) = number(connection, id, object::PAGE, object::INODE)? else {
@@ -187,10 +187,10 @@ pub(crate) fn place_of(connection: &Connection, id: ObjectId) -> Result<Option<(
     Ok(path.map(|path| (escaped(path), part)))
 }
 
-/// Removes the notes about an object that is removed. Call it before the object's own attributes are removed.
+/// Removes the notes about an object that is being removed. Must be called before the object's own attributes are removed.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn forget_with(connection: &Connection, removed: ObjectId) -> Result<()> {
     let Some(inode) = number(connection, removed, object::PAGE, object::INODE)? else {
         return Ok(());
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn path_is_known_after_note_of_server() {
+    fn object_path_is_known_after_note_of_server() {
         let (_directory, db) = database();
         let path = |id: u64| place_of(&db, ObjectId(id)).unwrap().map(|(path, _)| path);
         let noted = |change, object, path: &str| v1::NameNote {
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn note_compares_length_given_to_server() {
+    fn note_reports_object_whose_length_differs() {
         let (_directory, db) = database();
         seal(&db, 5, 7);
         let size = crate::records::sum(&db, ObjectId(5)).unwrap().unwrap().size;
@@ -396,7 +396,7 @@ mod tests {
         }
     }
 
-    /// Covers this case: an object was signed as a part of a version, and the server notes later that the object is a whole file.
+    /// An object was signed as a part of a version, and the server notes later that the object is a whole file.
     #[test]
     fn note_of_whole_object_removes_part_set_by_client() {
         let (_directory, db) = database();

@@ -1,4 +1,4 @@
-//! Reader of bytes of the parts of a file, from this node or from others. Small spans from other nodes are requested many at a time.
+//! Reader of bytes of a file's parts, from this node or from other nodes. The reader requests many small spans from another node at a time.
 
 use crate::fetch::{FetchError, Fetcher, InputLocations, PartReader, PullSource, read_span};
 use bytes::Bytes;
@@ -10,23 +10,23 @@ use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::route::{RANGES_BYTES_MAX, RANGES_MAX};
 
-/// Maximum length of a span that is requested together with others.
+/// Maximum length in bytes of a span that is requested together with other spans.
 const SMALL_BYTES: u64 = 16 << 10;
 
-/// Number of spans per request.
+/// Maximum number of spans per request.
 const AHEAD: usize = 256;
 const _: () = assert!(AHEAD <= RANGES_MAX && AHEAD as u64 * SMALL_BYTES <= RANGES_BYTES_MAX);
 
-/// Function that returns the file of an object on this node, and function that returns whether the read was cancelled.
+/// Function that returns the path of an object's file on this node, and function that returns whether the read was cancelled.
 pub(crate) type SpanLookup<'a> = (
     &'a dyn Fn(ObjectId) -> Option<PathBuf>,
     &'a dyn Fn() -> bool,
 );
 
-/// Bytes of a part.
+/// Range of bytes of a part, with the index of the part.
 pub(crate) type PartBytes = (usize, Range<u64>);
 
-/// Reader of spans; see the module.
+/// Reader of spans of a file's parts.
 pub(crate) struct Spans<'a> {
     fetcher: &'a Arc<Fetcher>,
     locations: &'a InputLocations,
@@ -37,7 +37,7 @@ pub(crate) struct Spans<'a> {
 }
 
 impl<'a> Spans<'a> {
-    /// Creates a reader. `ahead` are the expected spans in their order. The actual reads may differ.
+    /// Creates a reader. `ahead` are the expected spans in their order; the actual reads may differ.
     pub(crate) fn new(
         fetcher: &'a Arc<Fetcher>,
         locations: &'a InputLocations,
@@ -54,7 +54,7 @@ impl<'a> Spans<'a> {
         }
     }
 
-    /// Passes the bytes of a span to `place`, piece by piece. Returns whether they are on this node.
+    /// Passes the bytes of a span to `place` in pieces. Returns whether the bytes are on this node.
     pub(crate) fn read(
         &mut self,
         span: PartBytes,
@@ -86,7 +86,7 @@ impl<'a> Spans<'a> {
         })
     }
 
-    /// Requests the next small spans.
+    /// Requests the next expected small spans.
     fn ask_ahead(&mut self) -> Result<(), FetchError> {
         self.known.clear();
         let mut next = Vec::new();

@@ -1,4 +1,4 @@
-//! Power meter of the node's host. It reads the number that a command prints, or the readable counters of the host's processors (RAPL).
+//! Power meter of the node's host. The meter reads the number that a command prints, or the counters of the host's processors (RAPL).
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags};
@@ -9,29 +9,29 @@ use std::process::{ChildStdout, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Interval of readings.
+/// Interval of readings of the meter.
 const PERIOD: Duration = Duration::from_secs(1);
-/// Time limit of a command.
+/// Time limit of a command that prints the power.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Time after which a reading is stale.
 const FRESH: Duration = Duration::from_secs(10);
-/// Maximum number of bytes that are read from a command.
+/// Maximum number of bytes of a command's output.
 const PRINTED_BYTES_MAX: usize = 256;
-/// Maximum power of a package of processors. A counter with a higher value was reset.
+/// Maximum power of a package of processors in watts. A counter that shows more power was reset.
 const PACKAGE_WATTS_MAX: u64 = 5000;
-/// Linux's directory of the counters.
+/// Linux's directory of the power counters.
 const POWERCAP: &str = "/sys/class/powercap";
 
-/// Source of the readings.
+/// Source of the power readings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Meter {
-    /// Counters of the processors.
+    /// Counters of the host's processors.
     Rapl,
     /// Shell command that prints watts.
     Command(String),
 }
 
-/// Last reading.
+/// Last reading of the meter.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct PowerReading(Arc<Mutex<Option<(Instant, u64)>>>);
 
@@ -81,7 +81,7 @@ impl Meter {
     }
 }
 
-/// Returns the watts that a command prints, in thousandths.
+/// Returns the power that a command prints in watts, in thousandths of a watt.
 fn command(line: &str, limit: Duration) -> Result<u64, String> {
     let named = |what: &str| format!("`{}` {what}", tidemill_core::display::line(line));
     let mut command = Command::new("/bin/sh");
@@ -108,8 +108,8 @@ fn command(line: &str, limit: Duration) -> Result<u64, String> {
     milli(watts).ok_or_else(|| named("prints a number that is no valid power"))
 }
 
-/// Returns the output of a pipe until its end or until the limit of bytes. `None` if the pipe does not end in time, for instance because a
-/// process that has left its process group has it open.
+/// Returns the output of a pipe until its end or until [`PRINTED_BYTES_MAX`]; `None` if the pipe does not end in time, for instance because
+/// a process that has left its process group has the pipe open.
 fn until_end(mut pipe: ChildStdout, limit: Duration) -> Option<String> {
     let end = Instant::now() + limit;
     let mut printed = Vec::new();
@@ -143,7 +143,7 @@ fn milli(watts: f64) -> Option<u64> {
         .then(|| (watts * 1000.0).round() as u64)
 }
 
-/// Returns the power that the packages' counters, in microjoules, show since the last reading, in thousandths of a watt.
+/// Returns the power since the last reading in thousandths of a watt, from the packages' counters, which count microjoules.
 fn rapl(directory: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u64> {
     let packages = packages(directory);
     let number = |package: &PathBuf, name| {
@@ -176,7 +176,7 @@ fn rapl(directory: &Path, before: &mut Option<(Instant, Vec<u64>)>) -> Option<u6
     u64::try_from(u128::from(sum) * 1000 / u128::from(micros)).ok()
 }
 
-/// Returns the directories of packages, such as `intel-rapl:0`, without the parts of packages.
+/// Returns the directories of processor packages, such as `intel-rapl:0`, without the directories of parts of packages.
 fn packages(directory: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut packages: Vec<PathBuf> = entries
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn power_sum_skips_counters_that_reset_or_appear() {
+    fn power_reading_skips_counters_that_reset_or_appear() {
         let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
         assert_eq!(counters.read(&mut before), None);
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn power_counter_that_wraps_continues() {
+    fn power_reading_continues_when_counter_wraps() {
         let counters = Counters(tempfile::tempdir().unwrap());
         let mut before = None;
         counters.set("intel-rapl:0", "262143328800");

@@ -1,21 +1,21 @@
-//! Programs on this host that the server has asked for. The module reports installed and removed programs to the server (next:
-//! `server/src/cluster.rs`), so that tasks are placed only where their program exists.
+//! Programs on this host about which the server has asked. The module reports installed and removed programs to the server (next:
+//! `server/src/cluster.rs`), so that tasks are placed only on nodes that have their programs.
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use tidemill_wire::v1;
 
-/// Maximum number of names that are checked again. Queries about further names are answered once.
+/// Maximum number of names that the node checks repeatedly. Queries about further names are answered once.
 const NAMES_MAX: usize = 4096;
 
-/// Names that the server asked for, with the last answer.
+/// Names about which the server has asked, with the last answer.
 #[derive(Debug, Default)]
 pub struct KnownPrograms {
     known: Mutex<BTreeMap<String, bool>>,
 }
 
 impl KnownPrograms {
-    /// Answers a query. `has` returns whether a program exists. The lock ensures that the last report always equals the state known here.
+    /// Answers a query of the server. `has` returns whether a program exists. A lock makes the last report equal the recorded state.
     pub fn answer(
         &self,
         question: v1::FindPrograms,
@@ -39,7 +39,7 @@ impl KnownPrograms {
         tell(answer);
     }
 
-    /// Checks all names again and reports the differences, if any.
+    /// Checks all recorded names again and reports the differences, if any.
     pub fn look(&self, has: impl Fn(&str) -> bool, tell: impl FnOnce(v1::Programs)) {
         let names: Vec<String> = self.known.lock().keys().cloned().collect();
         // This runs without the lock: directories of programs may be slow.
@@ -72,7 +72,7 @@ impl KnownPrograms {
 mod tests {
     use super::*;
 
-    /// Returns the report of a repeated check.
+    /// Returns the report of the differences that a repeated check has found.
     fn news(
         programs: &KnownPrograms,
         has: impl Fn(&str) -> bool,
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn found_programs_are_reported_again_on_change() {
+    fn known_programs_are_reported_again_on_change() {
         let programs = KnownPrograms::default();
         let question = v1::FindPrograms {
             request: 7,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_keep_bounded_number_of_names() {
+    fn known_programs_keep_limited_number_of_names() {
         let programs = KnownPrograms::default();
         let names = (0..2 * NAMES_MAX).map(|n| n.to_string()).collect();
         let question = v1::FindPrograms { request: 1, names };

@@ -1,5 +1,5 @@
 //! Search for the starts of records of unknown length. The module reads bytes around the ends of stripes, on any node, and searches them
-//! for the bytes with which records end. It reads nothing else.
+//! for the bytes with which records end. The module reads no other bytes.
 
 use crate::fetch::{FetchError, Fetcher, InputLocations};
 use crate::part_reader::{PartBytes, SpanLookup, Spans};
@@ -9,22 +9,22 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_core::layout::{RECORD_BYTES_MAX, SelectionError};
 
-/// Bytes of the first read: longer than most lines.
+/// Number of bytes of the first read, which is longer than most lines.
 const FIRST_BYTES: u64 = 4 << 10;
-/// Maximum bytes per read; each read is four times as long as the one before.
+/// Maximum number of bytes per read; each read is four times as long as the previous read.
 const NEXT_BYTES_MAX: u64 = 1 << 20;
 
-/// Search for starts of records; see the module.
+/// Search for the starts of a file's records.
 pub(crate) struct Seams<'a> {
     locations: &'a InputLocations,
     spans: Spans<'a>,
     buffer: Vec<u8>,
-    /// Last search and its result, which is the same for all offsets between them.
+    /// Range of the last search, and its result, which is the same for all offsets in the range.
     last: RangeInclusive<u64>,
 }
 
 impl<'a> Seams<'a> {
-    /// Creates a search. `runs` are the ranges whose starts and ends will be searched, in this order.
+    /// Creates a search. `runs` are the ranges whose starts and ends will be searched, in the order of the searches.
     pub(crate) fn new(
         fetcher: &'a Arc<Fetcher>,
         locations: &'a InputLocations,
@@ -44,7 +44,7 @@ impl<'a> Seams<'a> {
         }
     }
 
-    /// Returns the start of the first record at or after a byte. A record starts at the start of the file, or after the end of another
+    /// Returns the start of the first record at or after offset `at`. A record starts at the start of the file, or after the end of another
     /// record. Returns the end of the file if no further record starts.
     pub(crate) fn begin(&mut self, at: u64, end: &[u8]) -> Result<u64, FetchError> {
         if !self.last.contains(&at) {
@@ -78,7 +78,7 @@ impl<'a> Seams<'a> {
         }
     }
 
-    /// Reads bytes of the file. Bytes after the end of an object are zeros.
+    /// Reads a range of the file into the window. Bytes after the end of an object are zeros.
     fn read(&mut self, window: Range<u64>) -> Result<(), FetchError> {
         let spans = spans_of(self.locations, window.clone()).map(|(_, span)| span);
         if window.end - window.start > FIRST_BYTES {
@@ -89,7 +89,7 @@ impl<'a> Seams<'a> {
     }
 }
 
-/// Reads bytes of a file. Bytes after the end of an object are zeros. Returns how many bytes came from other nodes.
+/// Reads a range of a file. Bytes after the end of an object are zeros. Returns how many bytes were fetched from other nodes.
 pub(crate) fn read_window(
     locations: &InputLocations,
     spans: &mut Spans<'_>,
@@ -120,7 +120,7 @@ pub(crate) fn read_window(
     Ok(transferred)
 }
 
-/// Returns the first range to read for the first record at or after a byte.
+/// Returns the first range to read in the search for the first record at or after offset `at`.
 fn first_window(at: u64, end: &[u8], size: u64) -> Range<u64> {
     let from = at.saturating_sub(end.len() as u64);
     from..(from + FIRST_BYTES).min(size)

@@ -1,6 +1,6 @@
 //! Rows of the node's database: objects, tasks, labels and the node's identity.
 //!
-//! The functions run inside a change of [`crate::db::Db`] and use the tables of `docs/formats.md`. They make no decisions.
+//! The functions run inside a transaction of [`crate::db::Db`] and use the tables of `docs/formats.md`. The functions make no decisions.
 
 use rusqlite::{Connection, OptionalExtension, Result, params};
 use tidemill_core::attribute::{object, task};
@@ -12,76 +12,76 @@ use tidemill_core::time::Time;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::UsedIds;
 
-/// Kinds of object (`object.kind`).
+/// Values of the column `object.kind`.
 pub mod kind {
-    /// Bytes.
+    /// The object is a data object: bytes.
     pub const DATA: i64 = 0;
-    /// Collection of a task.
+    /// The object is the collection of a task.
     pub const TASK: i64 = 1;
-    /// Linked collection.
+    /// The object is a linked collection.
     pub const LINKED: i64 = 2;
-    /// Status object.
+    /// The object is the status object of the node.
     pub const STATUS: i64 = 3;
 }
 
-/// States of an object (`object.state`).
+/// Values of the column `object.state`.
 pub mod state {
-    /// Collection of a task that failed.
+    /// The object is the collection of a failed task.
     pub const FAILED: i64 = 0;
-    /// Sealed object, or collection of a task that succeeded.
+    /// The object is sealed, or is the collection of a task that succeeded.
     pub const SEALED: i64 = 1;
 }
 
-/// States of a label (`label.state`).
+/// Values of the column `label.state`.
 const QUEUED: i64 = 0;
 const ENDED: i64 = 1;
 
-/// Number of acknowledged labels that are kept, so that a repeated label is recognised.
+/// Number of acknowledged labels that the database keeps, so that the node recognises a repeated label.
 pub const ACKED_KEPT: i64 = 10_000;
 
-/// Owner and file of an object, stored as its attributes.
+/// Metadata of a sealed object: its owner, its file and its task. The database stores them as attributes of the object.
 #[derive(Clone, Debug)]
 pub struct ObjectRecord {
-    /// Object.
+    /// Id of the object.
     pub id: ObjectId,
-    /// Length in bytes.
+    /// Length of the object in bytes.
     pub size: u64,
-    /// Owner.
+    /// Owner of the object.
     pub owner: Owner,
-    /// Inode of its file.
+    /// Inode of the object's file.
     pub inode: u64,
-    /// Path of its file.
+    /// Path of the object's file.
     pub path: String,
-    /// Permission bits, if known.
+    /// Permission bits of the object's file, if known.
     pub mode: Option<u32>,
-    /// Task that made the object.
+    /// Id of the task that wrote the object, if a task wrote the object.
     pub task: Option<u64>,
-    /// Time of the seal.
+    /// Time at which the object was sealed.
     pub sealed_at: Time,
-    /// Version that the object is a part of.
+    /// Version that the object is a part of, if the object is a part.
     pub part: Option<PartOf>,
-    /// Hash of its bytes, if it is already known.
+    /// BLAKE3 hash of the object's bytes, if already known.
     pub hash: Option<Hash>,
-    /// Whether the object is stored in memory.
+    /// Whether the object is stored in the memory for intermediate files.
     pub memory: bool,
 }
 
-/// BLAKE3 of an object's bytes.
+/// BLAKE3 hash of an object's bytes.
 pub type Hash = [u8; 32];
 
-/// Length and hash of a sealed object, for comparisons.
+/// Length, hash and corruption of a sealed object, for comparisons.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObjectChecksum {
-    /// Length in bytes.
+    /// Length of the object in bytes.
     pub size: u64,
-    /// Hash; `None`: the object has not been hashed yet.
+    /// BLAKE3 hash of the object; `None` if the object has not been hashed yet.
     pub hash: Option<Hash>,
-    /// Human-readable corruption of the object; `None` if it is not corrupt.
+    /// Description of the object's corruption; `None` if the object is not corrupt.
     pub corruption: Option<String>,
 }
 
 impl ObjectRecord {
-    /// Returns the record of an object that a client wrote and sealed. The body's attributes are the ones that the server has signed.
+    /// Returns the record of an object that a client wrote and sealed. `body` contains the attributes that the server has signed.
     #[must_use]
     pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
         Self {
@@ -103,17 +103,16 @@ impl ObjectRecord {
     }
 }
 
-/// Value of an attribute.
 #[derive(Clone, Copy, Debug)]
 enum AttributeValue<'a> {
     Number(u64),
     Text(&'a str),
 }
 
-/// Stores a sealed object and its attributes. A second call replaces them.
+/// Stores the row of a sealed object and its attributes. A second call replaces the row and the attributes.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> {
     put(connection, record.id, kind::DATA, state::SEALED)?;
     if let Some(hash) = &record.hash {
@@ -152,10 +151,10 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     }
 }
 
-/// Returns the objects that are stored in memory.
+/// Returns the objects that are stored in the memory for intermediate files.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub(crate) fn in_memory(connection: &Connection) -> Result<Vec<ObjectId>> {
     let sql = "SELECT attribute.object FROM attribute JOIN object ON object.id = attribute.object
                WHERE page = ?1 AND number = ?2 AND kind = ?3";
@@ -168,17 +167,17 @@ pub(crate) fn in_memory(connection: &Connection) -> Result<Vec<ObjectId>> {
 /// Returns whether an object is recorded as sealed.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn has_object(connection: &Connection, id: ObjectId) -> Result<bool> {
     connection
         .prepare_cached("SELECT 1 FROM object WHERE id = ?1")?
         .exists([signed(id.0)])
 }
 
-/// Returns length, hash and corruption of a sealed object.
+/// Returns the length, the hash and the corruption of a sealed object.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<ObjectChecksum>> {
     connection
         .prepare_cached(
@@ -200,10 +199,10 @@ pub fn sum(connection: &Connection, id: ObjectId) -> Result<Option<ObjectChecksu
         .optional()
 }
 
-/// Returns some sealed objects that have not been hashed.
+/// Returns up to `max` sealed objects that have not been hashed.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached(
@@ -216,10 +215,10 @@ pub fn unhashed(connection: &Connection, max: u32) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Stores the hash of an object, if the object is recorded and has no hash yet.
+/// Stores the hash of an object, if the database has the object without a hash.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()> {
     connection
         .prepare_cached("UPDATE object SET hash = ?2 WHERE id = ?1 AND hash IS NULL")?
@@ -227,10 +226,10 @@ pub fn set_hash(connection: &Connection, id: ObjectId, hash: &Hash) -> Result<()
     Ok(())
 }
 
-/// Sets or clears the corruption of an object. Returns whether the object is recorded.
+/// Sets or clears the corruption of an object. Returns whether the database has the object.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn set_corruption(
     connection: &Connection,
     id: ObjectId,
@@ -242,10 +241,10 @@ pub fn set_corruption(
     Ok(changed > 0)
 }
 
-/// Returns the corrupt objects after `after`, in order, each with its corruption.
+/// Returns the corrupt objects with ids after `after`, in the order of their ids, each with a description of its corruption.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn corrupt(
     connection: &Connection,
     after: Option<ObjectId>,
@@ -263,10 +262,10 @@ pub fn corrupt(
         .collect()
 }
 
-/// Returns all data objects that are recorded as sealed.
+/// Returns all data objects that the database records as sealed.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached("SELECT id FROM object WHERE kind = ?1")?
@@ -276,10 +275,10 @@ pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Deletes an object and its attributes. Collections that contained it keep its id: lineage outlives data.
+/// Deletes an object and its attributes. Collections that contained the object keep its id, because lineage outlives data.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
     crate::notes::forget_with(connection, id)?;
     let id = signed(id.0);
@@ -292,10 +291,10 @@ pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
     Ok(())
 }
 
-/// Stores an ended task: its collections and the last state of its tracker (AnalyzeThis Fig. 3).
+/// Stores an ended task: its collections and the last state of its tracker (AnalyzeThis, Fig. 3).
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn put_task(
     connection: &Connection,
     analysis: &Analysis,
@@ -361,7 +360,7 @@ pub fn put_task(
     Ok(())
 }
 
-/// Returns the selections of a task's inputs as JSON; `None`: the task read all inputs completely.
+/// Returns the selections of a task's inputs as JSON; `None` if the task read all its inputs completely.
 fn selections(analysis: &Analysis) -> Option<String> {
     let all = analysis.inputs.iter().map(|input| &input.selection);
     if all.clone().all(Selection::is_whole) {
@@ -427,10 +426,10 @@ fn set(
     }
 }
 
-/// Sets one attribute.
+/// Sets one attribute of an object.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn set_attribute(
     connection: &Connection,
     id: ObjectId,
@@ -446,10 +445,10 @@ pub fn set_attribute(
     Ok(())
 }
 
-/// Sets attributes of the status object.
+/// Sets attributes of the status object of the node.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Result<()> {
     put(connection, ObjectId::STATUS, kind::STATUS, state::SEALED)?;
     let page = tidemill_core::attribute::status::PAGE;
@@ -459,10 +458,10 @@ pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Res
     Ok(())
 }
 
-/// Returns one attribute.
+/// Returns the value of one attribute of an object.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn attribute(
     connection: &Connection,
     id: ObjectId,
@@ -477,10 +476,10 @@ pub fn attribute(
         .optional()
 }
 
-/// Returns all attributes of an object as (page, number, value), in order.
+/// Returns all attributes of an object as (page, number, value), in the order of page and number.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn attributes(connection: &Connection, id: ObjectId) -> Result<Vec<(u32, u32, Vec<u8>)>> {
     connection
         .prepare_cached(
@@ -492,10 +491,10 @@ pub fn attributes(connection: &Connection, id: ObjectId) -> Result<Vec<(u32, u32
         .collect()
 }
 
-/// Returns the objects of a collection, in order.
+/// Returns the objects of a collection, in the order of the collection.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn members(connection: &Connection, collection: ObjectId) -> Result<Vec<ObjectId>> {
     connection
         .prepare_cached("SELECT object FROM membership WHERE collection = ?1 ORDER BY position")?
@@ -505,23 +504,23 @@ pub fn members(connection: &Connection, collection: ObjectId) -> Result<Vec<Obje
         .collect()
 }
 
-/// Row of a label.
+/// Row of the table of labels.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LabelRecord {
-    /// Id.
+    /// Id of the label.
     pub id: LabelId,
-    /// Number in the order of arrival.
+    /// Number of the label in the order of arrival.
     pub seq: u64,
-    /// Protobuf message of the label; empty once it was acknowledged.
+    /// Protobuf message of the label; empty after the server acknowledged the label's outcome.
     pub payload: Vec<u8>,
-    /// Protobuf message of its outcome, if it ended.
+    /// Protobuf message of the label's outcome, if the label has ended.
     pub outcome: Option<Vec<u8>>,
 }
 
-/// Former state of a label that is accepted.
+/// State of a label in the database before [`accept_label`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum FormerState {
-    /// The label was unknown and is stored now.
+    /// The label was unknown and is now stored.
     New,
     /// The label is queued or running.
     Queued,
@@ -529,10 +528,10 @@ pub enum FormerState {
     Ended(Vec<u8>),
 }
 
-/// Stores a label unless it is known.
+/// Stores a label unless the database has the label. Returns the label's state before the call.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<FormerState> {
     let known = connection
         .prepare_cached("SELECT outcome FROM label WHERE id = ?1")?
@@ -565,7 +564,7 @@ pub fn accept_label(connection: &Connection, label: &LabelRecord) -> Result<Form
 /// Stores the outcome of a label.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result<()> {
     connection
         .prepare_cached("UPDATE label SET state = ?2, outcome = ?3 WHERE id = ?1")?
@@ -576,7 +575,7 @@ pub fn end_label(connection: &Connection, id: LabelId, outcome: &[u8]) -> Result
 /// Records that the server has stored the outcomes of these labels.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
     let mut ack = connection
         .prepare_cached("UPDATE label SET acked = 1, payload = X'' WHERE id = ?1 AND state = ?2")?;
@@ -589,7 +588,7 @@ pub fn ack_labels(connection: &Connection, ids: &[LabelId]) -> Result<()> {
 /// Deletes acknowledged labels except the last [`ACKED_KEPT`].
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn prune_labels(connection: &Connection) -> Result<usize> {
     connection
         .prepare_cached(
@@ -598,10 +597,10 @@ pub fn prune_labels(connection: &Connection) -> Result<usize> {
         .execute([ACKED_KEPT])
 }
 
-/// Returns the labels whose outcome the server has not acknowledged, in order of arrival.
+/// Returns the labels whose outcomes the server has not acknowledged, in the order of arrival.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn open_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
     connection
         .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 0 ORDER BY seq")?
@@ -609,10 +608,10 @@ pub fn open_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
         .collect()
 }
 
-/// Returns the acknowledged labels that are kept, with their outcomes.
+/// Returns the acknowledged labels that the database keeps, with their outcomes.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn acked_labels(connection: &Connection) -> Result<Vec<LabelRecord>> {
     connection
         .prepare_cached("SELECT id, seq, payload, outcome FROM label WHERE acked = 1 ORDER BY seq")?
@@ -672,10 +671,10 @@ pub fn used_ids(connection: &Connection) -> Result<UsedIds> {
     })
 }
 
-/// Returns a value of the node's identity.
+/// Returns the value of a key of the node's identity.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn identity(connection: &Connection, key: &str) -> Result<Option<Vec<u8>>> {
     connection
         .prepare_cached("SELECT value FROM identity WHERE key = ?1")?
@@ -683,10 +682,10 @@ pub fn identity(connection: &Connection, key: &str) -> Result<Option<Vec<u8>>> {
         .optional()
 }
 
-/// Sets a value of the node's identity.
+/// Sets the value of a key of the node's identity.
 ///
 /// # Errors
-/// If SQLite refuses.
+/// SQLite returns an error.
 pub fn set_identity(connection: &Connection, key: &str, value: &[u8]) -> Result<()> {
     connection
         .prepare_cached("INSERT OR REPLACE INTO identity (key, value) VALUES (?1, ?2)")?
@@ -694,7 +693,7 @@ pub fn set_identity(connection: &Connection, key: &str, value: &[u8]) -> Result<
     Ok(())
 }
 
-/// Converts an id for SQLite, whose integers are signed. The bits stay the same.
+/// Converts an id to a signed integer with the same bits, because SQLite has only signed integers.
 fn signed(id: u64) -> i64 {
     id.cast_signed()
 }

@@ -1,8 +1,7 @@
-//! Reductions of arrays on the node that stores their bytes: turns of users, and the child processes that compute
-//! (`docs/reductions.md`).
+//! Reductions of arrays on the node that stores their bytes: limits of users, and child processes (`docs/reductions.md`).
 //!
-//! A child belongs to one user. It serves requests until it has been idle for a time or has served a maximum number of requests. An effect
-//! of a request on its child is not visible to other users.
+//! A child process belongs to one user. The child process serves requests until it has been idle for a time or has served a maximum number
+//! of requests. So an effect of a request on its child process is not visible to other users.
 
 use crate::executor::ExecutorParts;
 use crate::store::{ReadAt, StoreError};
@@ -20,20 +19,20 @@ use tidemill_kernel::reduce_workers::{
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Maximum time that a request waits for its turn.
+/// Maximum time that a request waits for a free core.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Maximum idle time of a child, and the interval of its check.
+/// Maximum idle time of a child process.
 const IDLE_MAX: Duration = Duration::from_secs(30);
 const LOOK_EVERY: Duration = Duration::from_secs(5);
 
-/// Maximum number of requests per child.
+/// Maximum number of requests that one child process serves.
 const REQUESTS_MAX: u32 = 100_000;
 
-/// Maximum number of idle children per core.
+/// Maximum number of idle child processes per core.
 const IDLE_PER_CORE: usize = 2;
 
-/// Maximum length of a request's body in bytes: the order, and bytes of other nodes.
+/// Maximum length in bytes of a request's body: the order, and bytes of other nodes.
 pub(crate) const BODY_BYTES_MAX: usize = SENT_BYTES_MAX + (5 << 20);
 
 /// Reason why a reduction failed.
@@ -55,7 +54,7 @@ pub(crate) enum ReduceTrouble {
     Child(ReduceError),
 }
 
-/// Child that waits for work.
+/// Idle child process.
 #[derive(Debug)]
 struct Idle {
     owner: Owner,
@@ -65,7 +64,7 @@ struct Idle {
     served: u32,
 }
 
-/// Children of a node.
+/// Child processes of a node that reduce arrays.
 #[derive(Debug)]
 pub(crate) struct Reducers {
     parts: Arc<ExecutorParts>,
@@ -98,7 +97,7 @@ impl Reducers {
         }
     }
 
-    /// Waits for the user's turn.
+    /// Waits until the user may start another reduction.
     pub(crate) async fn turn(&self, owner: Owner) -> Result<ReducePermit, ReduceTrouble> {
         let own = self.of_each.take(owner.uid).await?;
         let any = tokio::time::timeout(PATIENCE, self.of_all.clone().acquire_owned()).await;
@@ -109,8 +108,8 @@ impl Reducers {
         })
     }
 
-    /// Reduces values whose bytes are at least partly in an object. Returns the result in postcard. `body` contains a length, the order
-    /// (with `batch` a batch of orders) of this length, and the bytes that the client sends with it. Blocks.
+    /// Reduces values whose bytes are at least partly in an object. Returns the result in postcard format. `body` contains a length, the
+    /// order (with `batch` a batch of orders) of this length, and the bytes that the client sends with the order. Blocks.
     pub(crate) fn reduce(
         &self,
         owner: Owner,
@@ -222,7 +221,7 @@ impl Reducers {
         drop(ended);
     }
 
-    /// Removes the children that have been idle for too long. Returns them, and whether none is left.
+    /// Removes the child processes that have been idle for too long. Returns them, and whether no child process remains.
     fn tired(&self) -> (Vec<Idle>, bool) {
         let mut idle = self.idle.lock();
         let place = idle.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
@@ -233,7 +232,7 @@ impl Reducers {
         (ended, idle.is_empty())
     }
 
-    /// Starts a task that ends children that have been idle for too long. It runs until no child is left.
+    /// Starts a task that ends child processes that have been idle for too long. The task runs until no child process remains.
     pub(crate) fn watch(self: &Arc<Self>) {
         if self.watched.swap(true, Ordering::AcqRel) {
             return;
@@ -276,7 +275,7 @@ fn parse(body: &[u8], batch: bool) -> Result<(ReducerWork, &[u8]), ReduceTrouble
     Ok((work.map_err(|_| ReduceTrouble::Malformed)?, sent))
 }
 
-/// Converts work to work without file: the bytes of the file are sent, too.
+/// Converts work on a file to work without a file, which contains the bytes of the file.
 fn gathered(
     work: ReducerWork,
     bytes: &dyn ReadAt,

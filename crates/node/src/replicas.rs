@@ -1,8 +1,8 @@
 //! Batched replicas of small objects: one request to the source node and one sync of the device for many objects. The module writes
 //! objects to the store.
 //!
-//! An object that can't be copied in a batch is left to be copied alone, which reports the error. Examples: the source is offline, lacks
-//! the object or has other bytes than it declared, or the store is full. So the functions of this module never fail.
+//! If an object can't be copied in a batch, the node copies it alone, which reports the error. Examples: the source is offline, lacks the
+//! object or has other bytes than it declared, or the store is full. So the functions of this module never fail.
 
 use crate::executor::ExecutorParts;
 use crate::labels::{Live, NodeLabels, failed};
@@ -16,10 +16,9 @@ use tidemill_core::id::{LabelId, NodeId, ObjectId};
 use tidemill_core::label::{FailureKind, LabelInput, Lane, Operation, SealedOutput};
 use tidemill_wire::replicas::{OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX, ReplicaData};
 
-/// Label that was taken from the queue.
 pub(crate) type TakenLabel = (LabelId, Live);
 
-/// Takes the next labels that copy small objects, after the label `first`.
+/// Takes the next labels that copy small objects from the queue, after the label `first`.
 pub(crate) fn with_more(labels: &NodeLabels, first: TakenLabel) -> Vec<TakenLabel> {
     let mut bytes = small(&first.1).unwrap_or(OBJECTS_BYTES_MAX);
     let mut taken = vec![first];
@@ -34,7 +33,7 @@ pub(crate) fn with_more(labels: &NodeLabels, first: TakenLabel) -> Vec<TakenLabe
     taken
 }
 
-/// Returns the length of a small object of another node.
+/// Returns the length in bytes of the small object that a label copies from another node; `None` for another label.
 fn small(live: &Live) -> Option<u64> {
     let Operation::Copy { from, to, .. } = &live.label.operation else {
         return None;
@@ -43,7 +42,7 @@ fn small(live: &Live) -> Option<u64> {
     small.then_some(from.size)
 }
 
-/// Makes as many replicas as possible. Returns the labels that are left.
+/// Makes as many replicas as possible. Returns the labels whose replicas were not made.
 pub(crate) fn make(
     parts: &ExecutorParts,
     labels: &Arc<NodeLabels>,
@@ -80,7 +79,7 @@ pub(crate) fn make(
     left
 }
 
-/// Makes the replicas durable at their final place. If this fails for a replica, the replica is copied again alone, which reports the error.
+/// Makes the replicas durable at their final paths. A replica for which this fails is copied again alone, which reports the error.
 fn make_durable(parts: &ExecutorParts, made: &mut BTreeMap<LabelId, LabelEffects>) {
     let mut labels = Vec::with_capacity(made.len());
     let mut objects = Vec::with_capacity(made.len());
@@ -107,7 +106,7 @@ fn make_durable(parts: &ExecutorParts, made: &mut BTreeMap<LabelId, LabelEffects
     }
 }
 
-/// Fetches objects of one node.
+/// Fetches objects of one node, as far as the node returns them without delay.
 fn bring(
     parts: &ExecutorParts,
     node: NodeId,
@@ -137,7 +136,7 @@ fn bring(
     }
 }
 
-/// Stores the bytes of a replica.
+/// Stores the bytes of a replica as a sealed object.
 fn keep(parts: &ExecutorParts, live: &Live, bytes: &[u8], hash: Hash) -> Option<LabelEffects> {
     let Operation::Copy { to, part, .. } = &live.label.operation else {
         return None;
@@ -174,8 +173,8 @@ fn keep(parts: &ExecutorParts, live: &Live, bytes: &[u8], hash: Hash) -> Option<
     Some(work)
 }
 
-/// Returns the answer to a node that copies objects, in the order of the request. An object that the node may not read, or that it
-/// must request alone, is answered as missing.
+/// Returns the answer to a node that copies objects, in the order of the request. If the requesting node may not read an object, or must
+/// request it alone, the answer reports the object as missing.
 pub(crate) fn give(
     parts: &ExecutorParts,
     objects: &[Option<ObjectId>],

@@ -1,7 +1,7 @@
 //! Reports of the node to the server, from any thread (next: `server/src/cluster.rs`).
 //!
-//! The module stores nothing. Without a connection, messages are dropped: a new connection starts with all information that the server
-//! needs. So the queue only holds the unsent messages of one connection. Their number is limited by the number of labels
+//! The module stores nothing. Without a connection it drops messages: a new connection starts with all information that the server needs.
+//! So the queue only contains the unsent messages of one connection. The number of queued messages is limited by the number of labels
 //! ([`tidemill_core::queue::LABELS_MAX`]).
 
 use parking_lot::Mutex;
@@ -11,7 +11,7 @@ use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, from_node::Message};
 use tokio::sync::mpsc;
 
-/// Sender to the server, if a connection exists.
+/// Sender of reports to the server, if a connection exists.
 #[derive(Debug, Default)]
 pub struct Reports {
     sender: Mutex<Option<mpsc::UnboundedSender<v1::FromNode>>>,
@@ -28,12 +28,12 @@ impl Reports {
         receiver
     }
 
-    /// Records that the connection has ended.
+    /// Records that the connection to the server has ended.
     pub fn disconnect(&self) {
         *self.sender.lock() = None;
     }
 
-    /// Sends a message if a connection exists.
+    /// Sends a message to the server if a connection exists.
     pub fn send(&self, message: Message) {
         if let Some(sender) = &*self.sender.lock() {
             // A broken connection is treated like a missing one.

@@ -1,11 +1,11 @@
-//! Space reserved for the database. With it, a node whose device is full can still seal, remove and report. The module changes the
-//! files of the database.
+//! Space on the device that is reserved for the database. With this space, a node whose device is full can still seal, remove and report.
+//! The module changes the files of the database.
 //!
 //! Three files grow when SQLite commits. None of them may need to grow when the device is full:
 //!
 //! - The write-ahead log has blocks allocated beyond its end ([`WAL_BYTES`]) and is never truncated.
-//! - The log's index (`-shm`) is filled once. At the start of the node it is cleared but not truncated, since freed blocks may be used
-//!   by others at once.
+//! - The log's index (`-shm`) is filled once. At the start of the node the index is cleared but not truncated, since other programs could
+//!   take the freed blocks at once.
 //! - The database itself has free pages ([`POOL_BYTES`]), created while the device was not full. SQLite uses them before it grows the file.
 
 use parking_lot::Mutex;
@@ -20,40 +20,40 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_kernel::locks::{LockType, try_lock_byte};
 use tidemill_wire::{condition, v1};
 
-/// Bytes allocated for the write-ahead log: SQLite checkpoints it at half of that.
+/// Bytes allocated for the write-ahead log. SQLite checkpoints the log at half of this size.
 const WAL_BYTES: u64 = 8 << 20;
 
-/// Length of the log, in pages, at which it is restarted before further writes, if the device is nearly full.
+/// Length of the write-ahead log, in pages, at which the log is restarted before further writes, if the device is nearly full.
 const WAL_PAGES_MAX: i64 = 1500;
 
-/// Bytes of the log's index: enough for a log four times as long.
+/// Size in bytes of the write-ahead log's index: enough for a log four times as long.
 const INDEX_BYTES: u64 = 64 << 10;
 
-/// Bytes of free pages in the database.
+/// Total size in bytes of the free pages in the database.
 const POOL_BYTES: u64 = 4 << 20;
 
-/// Number of rows with which the pool is filled.
+/// Number of temporary rows that fill the pool of free pages.
 const PIECES: i64 = 8;
 
-/// The pool is filled again below this size, if the device has space.
+/// Size in bytes of the pool of free pages below which the pool is filled again, if the device has space.
 const POOL_REFILL_BYTES: u64 = POOL_BYTES / 4 * 3;
 
-/// Below this size of the pool, the node gets no new files.
+/// Size in bytes of the pool of free pages below which the node gets no new files.
 const POOL_SHORT_BYTES: u64 = POOL_BYTES / 4;
 
-/// Free bytes of the device below which it is nearly full: the pool is not filled then.
+/// Free bytes of the device below which the device is nearly full, so that the pool of free pages is not filled.
 const PLENTY_BYTES: u64 = 16 << 20;
 
-/// Free bytes of the device below which it is full.
+/// Free bytes of the device below which the device is full.
 const FULL_BYTES: u64 = 1 << 20;
 
-/// Changes between two checks of the pool while the device has much space.
+/// Number of changes between two checks of the pool of free pages while the device has much space.
 const CHANGES_PER_LOOK: usize = 256;
 
-/// Byte of the log's index with which processes signal that they use it (`UNIX_SHM_DMS` of SQLite).
+/// Byte in the write-ahead log's index with which processes signal that they use the index (`UNIX_SHM_DMS` of SQLite).
 const INDEX_IN_USE: i64 = 128;
 
-/// State of the space, shared with all readers.
+/// State of the database's space, shared with all readers.
 #[derive(Debug)]
 pub(crate) struct SpaceState {
     pool_bytes: AtomicU64,
@@ -84,7 +84,7 @@ impl SpaceState {
             && self.pool_bytes.load(Ordering::Relaxed) < POOL_SHORT_BYTES
     }
 
-    /// Records the result of a commit. One line is logged when commits start to fail and one when they succeed again.
+    /// Records the result of a commit. Logs one line when commits start to fail and one line when they succeed again.
     pub(crate) fn committed(&self, failed: Option<&rusqlite::Error>) {
         let why = failed.map(ToString::to_string);
         let mut failed = self.failed.lock();
@@ -111,7 +111,7 @@ impl SpaceState {
         found
     }
 
-    /// Returns a human-readable description of the problem; empty if none exists.
+    /// Returns a human-readable description of the database's problem; empty if no problem exists.
     fn trouble(&self) -> String {
         if !self.is_full() && !self.is_short() {
             return String::new();
@@ -126,18 +126,18 @@ impl SpaceState {
     }
 }
 
-/// Keeper of the space.
+/// Keeper of the space that is reserved for the database.
 #[derive(Debug)]
 pub(crate) struct ReserveKeeper {
     directory: PathBuf,
     left: Arc<SpaceState>,
     changes: usize,
-    /// States that were logged last.
+    /// Problems that were logged last.
     reported: (bool, bool),
 }
 
 impl ReserveKeeper {
-    /// Allocates the missing space, as far as the device has any. The database is open and has its tables.
+    /// Allocates the missing space, as far as the device has free space. The database must be open and have its tables.
     pub(crate) fn new(path: &Path, connection: &Connection) -> Self {
         let directory = path.parent().unwrap_or(Path::new(".")).to_owned();
         if let Err(error) = hold_log(path) {
@@ -156,12 +156,12 @@ impl ReserveKeeper {
         reserve
     }
 
-    /// Returns the state of the space for other modules.
+    /// Returns the state of the database's space for other modules.
     pub(crate) fn left(&self) -> Arc<SpaceState> {
         Arc::clone(&self.left)
     }
 
-    /// Checks the space. Call it after each commit with the number of its changes. It costs one system call while much space is free.
+    /// Checks the space. Must be called after each commit with the number of its changes. Costs one system call while much space is free.
     pub(crate) fn look(&mut self, connection: &Connection, changes: usize) {
         self.changes += changes;
         let Ok(space) = rustix::fs::statvfs(&self.directory) else {
@@ -207,13 +207,14 @@ impl ReserveKeeper {
     }
 }
 
-/// Checkpoints the log, so that the next commit writes at its start. Waits for readers.
+/// Checkpoints the write-ahead log, so that the next commit writes at the log's start. Waits for readers.
 pub(crate) fn restart_log(connection: &Connection) -> rusqlite::Result<()> {
     connection.query_row("PRAGMA wal_checkpoint(RESTART)", [], |_| Ok(()))
 }
 
-/// Checkpoints the log into the database. A row that says "the log has more changes" is written before the checkpoint and reaches the
-/// database file. It is reset after the checkpoint, in the log. So the row identifies a copy of the database file without its log.
+/// Checkpoints the write-ahead log into the database file. Before the checkpoint, the function writes a row that says "the log has more
+/// changes", which reaches the database file. After the checkpoint, the row is reset in the log. So the row identifies a copy of the
+/// database file without its log.
 pub(crate) fn fold(connection: &Connection, mode: CheckpointKind) -> rusqlite::Result<()> {
     mark(connection, true)?;
     let folded = match mode {
@@ -226,12 +227,12 @@ pub(crate) fn fold(connection: &Connection, mode: CheckpointKind) -> rusqlite::R
     folded
 }
 
-/// Kind of checkpoint.
+/// Kind of checkpoint of the write-ahead log.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum CheckpointKind {
-    /// The whole log; waits for readers.
+    /// Checkpoints the whole log and waits for readers.
     Restart,
-    /// As far as possible without waiting for readers.
+    /// Checkpoints as much of the log as possible without waiting for readers.
     Passive,
 }
 
@@ -249,13 +250,13 @@ fn pool_bytes(connection: &Connection) -> rusqlite::Result<u64> {
     Ok(u64::try_from(bytes).unwrap_or(0))
 }
 
-/// Returns the number of pages in the log.
+/// Returns the number of pages in the write-ahead log.
 pub(crate) fn log_pages(connection: &Connection) -> rusqlite::Result<i64> {
     let sql = "PRAGMA wal_checkpoint(NOOP)";
     connection.query_row(sql, [], |row| row.get(1))
 }
 
-/// Extends the database to its full size. The pages are free once [`drop_pieces`] has run, and SQLite never returns them to the system.
+/// Extends the database to its full size. The new pages are free after [`drop_pieces`], and SQLite never returns them to the file system.
 fn fill(connection: &Connection) -> rusqlite::Result<()> {
     let bytes = i64::try_from(POOL_BYTES).unwrap_or(i64::MAX) / PIECES;
     for piece in 0..PIECES {
@@ -287,19 +288,19 @@ fn open(path: &Path) -> io::Result<File> {
         .open(path)
 }
 
-/// Allocates blocks beyond the end of the log, for SQLite's later writes.
+/// Allocates blocks beyond the end of the write-ahead log, for SQLite's later writes.
 fn hold_log(path: &Path) -> io::Result<()> {
     let log = open(&with_suffix(path, "-wal"))?;
     Ok(fallocate(&log, FallocateFlags::KEEP_SIZE, 0, WAL_BYTES)?)
 }
 
-/// Fills the log's index with zeros and marks it as used, so that SQLite does not truncate it and extend it again. Call it before the
-/// database is opened. The file must stay open until all connections are closed: closing it earlier would release SQLite's own locks.
+/// Fills the write-ahead log's index with zeros and marks it as used, so that SQLite does not truncate and extend it. Must be called before
+/// the database is opened. The file must stay open until all connections are closed: closing it earlier would release SQLite's own locks.
 ///
-/// SQLite does the same when it is the first to open a database (`unixLockSharedMemory`), except for the blocks.
+/// SQLite fills the index in the same way (`unixLockSharedMemory`), but does not allocate the blocks.
 ///
 /// # Errors
-/// If the device is full, or the file system does not support such locks: SQLite then creates the index as usual.
+/// The device is full, or the file system does not support such locks: SQLite then creates the index as usual.
 pub(crate) fn hold_index(path: &Path) -> io::Result<File> {
     let index = open(&with_suffix(path, "-shm"))?;
     if try_lock_byte(&index, INDEX_IN_USE, LockType::Exclusive)? {

@@ -1,4 +1,4 @@
-//! Body of an answer that contains bytes of an object: the range, and the read-ahead. The module only reads the object.
+//! Body of an answer that contains a range of an object's bytes, with read-ahead. The module only reads the object.
 
 use crate::http::PIECE_BYTES;
 use crate::store::ReadAt;
@@ -8,19 +8,19 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Number of pieces that are read before the piece before them has been sent.
+/// Number of pieces that are read ahead while the previous piece is being sent.
 const AHEAD: usize = 2;
 
-/// Maximum number of buffers that are kept for reuse: the first use of new memory is slow.
+/// Maximum number of buffers that are kept for reuse, because the first use of new memory is slow.
 const BUFFERS_MAX: usize = 64;
 
-/// Pool of buffers of one piece each.
+/// Pool of buffers that hold one piece each.
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     buffers: Mutex<Vec<Vec<u8>>>,
 }
 
-/// Buffer that returns to its pool after the last piece of it was sent.
+/// Buffer that returns to its pool after the last of its bytes was sent.
 struct Pooled {
     buffer: Vec<u8>,
     length: usize,
@@ -42,7 +42,7 @@ impl Drop for Pooled {
     }
 }
 
-/// Reads a range piece by piece. The stream ends with an error if the object is shorter than the range.
+/// Returns a stream of the bytes of a range. The stream ends with an error if the object is shorter than the range.
 pub(crate) fn stream(
     bytes: Arc<dyn ReadAt>,
     range: Range<u64>,
@@ -71,7 +71,7 @@ fn pieces(range: Range<u64>) -> impl Iterator<Item = Range<u64>> {
     })
 }
 
-/// Returns the bytes of ranges, one after the other.
+/// Reads the bytes of several ranges, one range after the other, into one buffer.
 pub(crate) fn gather(bytes: &dyn ReadAt, ranges: &[(u64, u64)]) -> std::io::Result<Vec<u8>> {
     let mut all = Vec::new();
     for &(start, end) in ranges {
@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pieces_cover_range_without_gaps() {
+    fn response_body_pieces_cover_range_without_gaps() {
         let step = PIECE_BYTES as u64;
         let all: Vec<_> = pieces(5..2 * step + 7).collect();
         assert_eq!(

@@ -1,4 +1,4 @@
-//! Capabilities that the server has revoked early: capabilities for an object that expire before some time. The module only keeps a list.
+//! List of capabilities that the server has revoked early: for each object, capabilities that expire before some time.
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
@@ -6,12 +6,12 @@ use tidemill_core::id::ObjectId;
 use tidemill_wire::capability::{Capability, CapabilityRefusal};
 use tidemill_wire::v1;
 
-/// List of revocations, in memory only; see the module. The server repeats the revocations to a node that was restarted.
+/// List of revocations, in memory only. The server sends the revocations again to a node that was restarted.
 #[derive(Debug, Default)]
 pub(crate) struct Revoked(Mutex<HashMap<ObjectId, u64>>);
 
 impl Revoked {
-    /// Adds the server's revocations and removes the expired ones.
+    /// Adds the server's revocations and removes expired revocations.
     pub(crate) fn on_revoke(&self, revoke: &v1::Revoke, now_ns: u64) {
         let mut until = self.0.lock();
         until.retain(|_, until_ns| *until_ns > now_ns);
@@ -21,7 +21,7 @@ impl Revoked {
         }
     }
 
-    /// Checks that an otherwise valid capability was not revoked.
+    /// Returns an error if the server has revoked an otherwise valid capability.
     pub(crate) fn check(&self, capability: &Capability) -> Result<(), CapabilityRefusal> {
         match self.0.lock().get(&capability.object) {
             Some(until_ns) if capability.expires_at_ns <= *until_ns => {
@@ -38,7 +38,7 @@ mod tests {
     use tidemill_core::id::NodeId;
 
     #[test]
-    fn capability_from_before_revocation_is_refused() {
+    fn revoked_capability_of_object_is_refused() {
         let of = |object, expires_at_ns| Capability {
             object: ObjectId(object),
             node: NodeId(0),

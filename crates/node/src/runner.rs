@@ -1,5 +1,5 @@
-//! Adapter between a task and `tidemill_kernel`: prepares a run, starts the kernel, and converts its end into a label's outcome. It starts
-//! processes in private directories.
+//! Adapter between a task and `tidemill_kernel`. The module prepares a run, starts the kernel process in a private directory, and converts
+//! its end into a label's outcome.
 
 use crate::allowed_dirs::AllowedDirs;
 use crate::config::NodeConfig;
@@ -22,19 +22,19 @@ use tidemill_kernel::{
     User,
 };
 
-/// Maximum number of processes and threads of all kernels together. It limits the effect of hostile kernels of many users.
+/// Maximum number of processes and threads of all kernels on a node together. The limit bounds the effect of hostile kernels of many users.
 const THREADS_MAX: u32 = 16_384;
 
-/// Processor time of a task without a core, in hundredths of a core: all such tasks that run on a node together get two cores.
+/// Limit of processor time of a task without a core, in hundredths of a core: all such tasks that run on a node together get two cores.
 const LIGHT_PERCENT: u32 = 200 / LIGHT_MAX;
 
-/// Files that MPI libraries read: the names of network devices, and the identifier that shows whether two ranks are on one host.
+/// Files that MPI libraries read: the names of network devices, and the identifier by which two ranks detect that they are on one host.
 const LOOKED_AT: [&str; 2] = ["/sys/class/net", "/proc/sys/kernel/random/boot_id"];
 
-/// Signal with which the system kills processes.
+/// Number of the signal with which the operating system kills processes (SIGKILL).
 const KILLED: i32 = 9;
 
-/// Starter of the kernels of one node.
+/// Component of a node that starts its kernels.
 #[derive(Debug)]
 pub struct Runner {
     launcher: Launcher,
@@ -44,39 +44,39 @@ pub struct Runner {
     uid: u32,
 }
 
-/// Description of a run.
+/// Description of one run of a kernel.
 #[derive(Debug)]
 pub struct RunRequest<'a> {
-    /// Task.
+    /// Task of the kernel.
     pub analysis: &'a Analysis,
     /// User and group whose rights the kernel has.
     pub owner: Owner,
-    /// Private directory, which must not exist.
+    /// Private directory of the run, which must not exist.
     pub directory: &'a Path,
-    /// Names of inputs and the files that hold them.
+    /// Names of the inputs, and the paths of their files.
     pub inputs: &'a [(String, PathBuf)],
-    /// Further environment variables.
+    /// Additional environment variables of the kernel.
     pub environment: Vec<(String, String)>,
-    /// Server of the kernel's reads, if the kernel may read all of its inputs.
+    /// Server for the kernel's reads, if the kernel may read all of its inputs.
     pub(crate) reads: Option<&'a ReadServer<'a>>,
-    /// Network of the rank and connection to its starter, if the kernel is one of several ranks. The start takes the value.
+    /// Network of the rank and connection to its starter, if the kernel is one of several ranks. The start of the kernel takes the value.
     pub(crate) joined: Mutex<Option<(Arc<RankNetwork>, OwnedFd)>>,
 }
 
-/// Result of a run.
+/// Result of one run of a kernel.
 #[derive(Debug)]
 pub struct RunResult {
-    /// Kernel with its outputs, if it succeeded.
+    /// Ended kernel with its outputs, if the kernel succeeded.
     pub result: Result<Prepared, Failure>,
-    /// User and system time.
+    /// User and system time that the kernel used.
     pub cpu: Span,
-    /// Maximum resident set, in bytes.
+    /// Maximum resident set size of the kernel, in bytes.
     pub memory_bytes: u64,
-    /// Hash of the code in hexadecimal; empty if the code was not available.
+    /// Hash of the kernel's code in hexadecimal; empty if the code was not available.
     pub kernel_hash: String,
-    /// Tail of the standard output.
+    /// Last bytes of the kernel's standard output.
     pub stdout: String,
-    /// Tail of the standard error.
+    /// Last bytes of the kernel's standard error.
     pub stderr: String,
 }
 
@@ -103,7 +103,7 @@ impl RunHandle {
         self.cancelled.load(Ordering::Acquire)
     }
 
-    /// Returns the tails of the kernel's standard output and standard error so far.
+    /// Returns the last bytes of the kernel's standard output and standard error so far.
     #[must_use]
     pub fn printed(&self) -> (String, String) {
         let kernel = self.kernel.lock();
@@ -123,10 +123,10 @@ impl RunHandle {
 }
 
 impl Runner {
-    /// Detects the capabilities of this host.
+    /// Returns a runner, after detecting the capabilities of this host.
     ///
     /// # Errors
-    /// If this host can't confine kernels.
+    /// This host can't confine kernels.
     pub fn new(config: &NodeConfig) -> Result<Self, SetupError> {
         let shown = AllowedDirs::new(config);
         let mut defaults = LauncherSettings::default();
@@ -155,7 +155,7 @@ impl Runner {
         })
     }
 
-    /// Returns a human-readable description of the sandbox.
+    /// Returns a human-readable description of the sandbox of kernels.
     #[must_use]
     pub fn sandbox(&self) -> String {
         let support = self.launcher.support();
@@ -189,8 +189,8 @@ impl Runner {
         parts.join(", ")
     }
 
-    /// Returns whether the name is a program of this host: a name in its PATH, or an absolute path. A name that ends in a slash is a directory
-    /// that the host shows to kernels.
+    /// Returns whether kernels on this host can run the program `name`: a name in the kernels' PATH, or an absolute path. A name that ends
+    /// in a slash is a directory that the host shows to kernels.
     #[must_use]
     pub fn has_program(&self, name: &str) -> bool {
         match name.strip_suffix('/') {
@@ -199,7 +199,7 @@ impl Runner {
         }
     }
 
-    /// Returns additional names for the answer to a query: for a query about a directory, all directories that the host shows.
+    /// Returns the directories that the host shows to kernels, if a query for programs contains a directory.
     #[must_use]
     pub fn offers(&self, asked: &[String]) -> Vec<String> {
         if !asked.iter().any(|name| is_directory(name)) {
@@ -209,35 +209,35 @@ impl Runner {
         offered.filter(|name| !asked.contains(name)).collect()
     }
 
-    /// Returns the share of a processor that a kernel of that user would get now. `directory` becomes its private directory.
+    /// Returns the share of a processor that a kernel of this user would get now. `directory` becomes its private directory.
     ///
     /// # Errors
-    /// If no kernel can run.
+    /// The host can't run a kernel.
     pub fn probe(&self, directory: PathBuf, owner: Owner) -> Result<f64, ProbeError> {
         let Owner { uid, gid } = owner;
         self.launcher
             .probe(directory, self.root.then_some(User { uid, gid }))
     }
 
-    /// Starts a child that reduces arrays for a user; its private directory must not exist.
+    /// Starts a child process that reduces arrays for a user; its private directory must not exist.
     ///
     /// # Errors
-    /// If no child can be started.
+    /// The child process can't be started.
     pub fn start_reducing(&self, directory: &Path, owner: Owner) -> Result<Reducing, ReduceError> {
         let Owner { uid, gid } = owner;
         self.launcher
             .start_reducing(directory, self.root.then_some(User { uid, gid }))
     }
 
-    /// Creates the network of a rank.
+    /// Creates the network of a rank of a task.
     ///
     /// # Errors
-    /// If this host gives kernels no network of their own.
+    /// This host gives kernels no network of their own.
     pub(crate) fn network(&self, rank: usize) -> std::io::Result<Arc<RankNetwork>> {
         self.launcher.network(rank)
     }
 
-    /// Takes over the private directory of an ended kernel, for the next kernel of its user. `false` if the caller must remove the directory.
+    /// Takes over the private directory of an ended kernel, for the next kernel of its user. `false`: the caller must remove it.
     #[must_use]
     pub fn recycle(&self, directory: &Path) -> bool {
         self.launcher.recycle(directory)
@@ -303,8 +303,8 @@ impl Runner {
         })
     }
 
-    /// Returns whether the code of the kernel has this hash. The inputs of the request are the ones on this node. A kernel that is
-    /// stored in the cluster is identified by its object and need not be compared.
+    /// Returns whether the code of the kernel has this hash. The inputs of the request must be on this node. A kernel that is stored in the
+    /// cluster is identified by its object and need not be compared.
     #[must_use]
     pub fn is_code(&self, request: &RunRequest<'_>, expected: &str) -> bool {
         if matches!(
@@ -366,7 +366,7 @@ impl Runner {
         Ok(run)
     }
 
-    /// Applies the environment of the node and of the task to a run. Other nodes may show a directory that this node does not show.
+    /// Applies the environment of the node and of the task to a run. Fails if this node does not show a directory that the task needs.
     fn surround(&self, run: &mut Run, request: &RunRequest<'_>) -> Result<(), Failure> {
         let runtime_environment = &request.analysis.runtime_environment;
         let own = runtime_environment.environment.iter();
@@ -428,7 +428,7 @@ impl Runner {
     }
 }
 
-/// Returns the limit of processor time of a task with that many cores, in hundredths of a core.
+/// Returns the limit of processor time of a task with `cores` cores, in hundredths of a core.
 fn percent_of(cores: u32) -> u32 {
     match cores {
         0 => LIGHT_PERCENT,
@@ -467,7 +467,6 @@ fn text(tail: &StreamTail) -> String {
     text
 }
 
-/// Returns the failure of a label that was cancelled.
 pub(crate) fn cancelled() -> Failure {
     failure(FailureKind::Cancelled, "the label was aborted".into())
 }

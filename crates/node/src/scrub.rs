@@ -1,10 +1,10 @@
-//! Scrubbing of sealed objects. Objects are hashed soon after their seal and are read and compared with that hash later, from time to time.
-//! The module reads the store, writes rows, sets files aside and reports to the server.
+//! Scrubbing of sealed objects. The node hashes an object soon after its seal, and later, from time to time, reads the object and compares
+//! it with the hash. The module reads the store, writes rows, sets files aside and reports to the server.
 //!
-//! An object that differs from its sealed content is corrupt. Its row records the corruption, its file is set aside so that no program reads
-//! it, and the node reports it to the server. When the file has its sealed content again, the corruption is cleared.
+//! An object that differs from its sealed content is corrupt. The object's row records the corruption, its file is set aside so that no
+//! program reads it, and the node reports the object to the server. When the file has its sealed content again, the corruption is cleared.
 //!
-//! All functions block. Call them only on background threads, except [`look`].
+//! All functions block. Only background threads may call the functions, except [`look`].
 
 use crate::backend::BackendFailure;
 use crate::db::DbError;
@@ -20,21 +20,21 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::label::{Corrupt, FailureKind};
 use tidemill_wire::v1::{self, from_node::Message};
 
-/// Bytes per read.
+/// Maximum number of bytes per read.
 const PIECE_BYTES: usize = 1 << 20;
-/// Minimum cost of a piece in bytes: small objects cost time, too.
+/// Minimum cost of a read in bytes, because reads of small objects cost time, too.
 const PIECE_BYTES_MIN: u64 = 16 << 10;
 /// Alignment in memory of buffers for direct reads, in bytes.
 const ALIGNED_BYTES: usize = 4096;
-/// Interval of searches for unhashed objects.
+/// Interval at which the node searches for unhashed objects.
 const PERIOD: Duration = Duration::from_secs(1);
 /// Maximum number of hashes per transaction.
 const BATCH_MAX: u32 = 256;
-/// Longest pause between two pieces on a node that is never idle.
+/// Maximum pause between two reads on a node that is never idle.
 const BUSY_MAX: Duration = Duration::from_secs(10);
-/// Interval of checks whether a busy node has become idle.
+/// Interval at which a scrub checks whether a busy node has become idle.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of attempts for an object that changes during each check.
+/// Maximum number of checks of an object that changes during each check.
 const LOOKS_MAX: usize = 3;
 /// Maximum number of corrupt objects per report.
 const REPORTED_MAX: u32 = 4096;
@@ -44,23 +44,23 @@ const NICE: i32 = 19;
 /// Result of the check of an object.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum ScrubResult {
-    /// The object has its sealed content, of this many bytes.
+    /// The object has its sealed content, with this length in bytes.
     Good(u64),
     /// The node has no record of the object: it was removed, or never sealed.
     Unknown,
-    /// The object is corrupt, with the human-readable reason.
+    /// The object is corrupt, for this human-readable reason.
     Corrupt(String),
-    /// The check was stopped.
+    /// The check of the object was stopped.
     Stopped,
 }
 
 /// Reason why the state of an object is unknown.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ScrubError {
-    /// The database failed.
+    /// The database returned an error.
     #[error(transparent)]
     Db(#[from] DbError),
-    /// The system can't read the object at present.
+    /// The object can't be read at present.
     #[error("object {0} can't be read now: {1}")]
     Read(ObjectId, String),
 }
@@ -75,7 +75,7 @@ enum HashProblem {
 }
 
 impl HashProblem {
-    /// Classifies an error of opening or reading a file. An error of this process or of this moment is no corruption.
+    /// Classifies an error of opening or reading a file. A temporary error, or an error of this process, is no corruption.
     fn of(error: &std::io::Error) -> Self {
         let corrupt = [
             libc::EIO,
@@ -101,20 +101,20 @@ impl HashProblem {
     }
 }
 
-/// Rate control of a scrub, and its buffer.
+/// Rate limit of a scrub, and its read buffer.
 pub(crate) struct ScrubPace<'a> {
-    /// Labels that have priority, and the limit in bytes per second. `None`: without limit.
+    /// Labels that have priority over the scrub, and the limit in bytes per second. `None`: without limit.
     idle: Option<(&'a NodeLabels, u64)>,
     cancelled: &'a dyn Fn() -> bool,
     begun: Instant,
-    /// Bytes read so far.
+    /// Number of bytes that the scrub has read.
     bytes: u64,
-    /// Read buffer.
+    /// Read buffer of the scrub.
     memory: Vec<u8>,
 }
 
 impl<'a> ScrubPace<'a> {
-    /// Returns the pace of a check that a caller waits for.
+    /// Returns the unlimited pace of a check for which a caller waits.
     pub(crate) fn at_once(cancelled: &'a dyn Fn() -> bool) -> Self {
         Self::new(None, cancelled)
     }
@@ -129,7 +129,7 @@ impl<'a> ScrubPace<'a> {
         }
     }
 
-    /// Waits until the next piece may be read. Returns whether to continue.
+    /// Waits until the next read may start. Returns whether the scrub continues.
     fn wait(&self) -> bool {
         let Some((labels, rate)) = self.idle else {
             return !(self.cancelled)();
@@ -155,7 +155,7 @@ impl<'a> ScrubPace<'a> {
     }
 }
 
-/// Hashes bytes up to their end.
+/// Hashes all bytes. Returns the hash and the number of bytes.
 fn hash(bytes: &dyn ReadAt, pace: &mut ScrubPace<'_>) -> Result<(Hash, u64), HashProblem> {
     let mut memory = std::mem::take(&mut pace.memory);
     let slack = memory.as_ptr().align_offset(ALIGNED_BYTES);
@@ -187,7 +187,7 @@ fn hash_through(
     }
 }
 
-/// Returns the bytes of an object. Fails if the length differs from the sealed length.
+/// Returns the bytes of an object. Fails if their number differs from the sealed length.
 pub(crate) fn read_whole(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -204,7 +204,6 @@ pub(crate) fn read_whole(
     }
 }
 
-/// Returns the hash of a file.
 pub(crate) fn hash_file(path: &Path) -> std::io::Result<Hash> {
     let file = File::open(path)?;
     match hash(&file, &mut ScrubPace::at_once(&never)) {
@@ -223,7 +222,7 @@ fn never() -> bool {
 const CHANGED: &str = "differs from its sealed content (BLAKE3)";
 const MISSING: &str = "is missing";
 
-/// Opens an object that the node should have. Otherwise returns the problem.
+/// Opens an object that the node should have, or returns the problem with the object.
 fn opened(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -254,7 +253,7 @@ fn opened(
     Ok(opened)
 }
 
-/// Classifies an error of the external store. A store that does not answer is no corruption.
+/// Classifies an error of the external store. If the external store does not answer, the object is not corrupt.
 fn backend(error: &StoreError) -> HashProblem {
     match error {
         StoreError::Backend {
@@ -265,8 +264,8 @@ fn backend(error: &StoreError) -> HashProblem {
     }
 }
 
-/// Returns the hash of an object. Fails if its length differs from the sealed length, or its hash from the known hash. An external object
-/// is not fetched for this: if the store confirms that the file is unchanged, the result is the known hash.
+/// Returns the hash of an object. Fails if the object's length differs from the sealed length, or its hash from the known hash. The
+/// function does not fetch an external object: if the store confirms that the file is unchanged, the result is the known hash.
 fn hashed(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -292,7 +291,7 @@ fn hashed(
     }
 }
 
-/// Compares an object with its sealed content, or hashes it for the first time. Stores the result.
+/// Compares an object with its sealed content, or hashes the object for the first time. Stores the result.
 pub(crate) fn check(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -367,7 +366,7 @@ pub(crate) fn forget_corrupt(parts: &ExecutorParts, object: ObjectId) {
     }
 }
 
-/// Handles a corrupt object: records the corruption, sets the file aside, and then reports to the server.
+/// Handles a corrupt object: records the corruption, sets the object's file aside, and then reports the object to the server.
 fn set_aside(parts: &ExecutorParts, object: ObjectId, what: &str) -> Result<(), DbError> {
     let text = what.to_owned();
     let mark = move |db: &rusqlite::Connection| records::set_corruption(db, object, Some(&text));
@@ -425,8 +424,8 @@ pub(crate) fn all_corrupt(db: &crate::db::Db) -> Result<Vec<Message>, DbError> {
     }
 }
 
-/// Returns the human-readable corruption of an object that could not be opened. `None` if the node has no record of the object or can
-/// open it. The bytes are not read.
+/// Returns the human-readable corruption of an object that could not be opened. `None` if the node has no record of the object or can open
+/// the object. The function does not read the bytes.
 pub(crate) fn look(parts: &ExecutorParts, object: ObjectId) -> Option<String> {
     let sum = parts.db.read(|db| records::sum(db, object)).ok()??;
     if sum.corruption.is_some() {
@@ -441,8 +440,8 @@ pub(crate) fn look(parts: &ExecutorParts, object: ObjectId) -> Option<String> {
     Some(what)
 }
 
-/// Returns whether an object has this hash (BLAKE3), so that its replica can be verified. With another hash, either the object or the replica is
-/// corrupt, so the function reads the object.
+/// Returns whether an object has this BLAKE3 hash, so that its replica can be verified. If the stored hash is another hash, either the
+/// object or the replica is corrupt, so the function reads the object.
 pub(crate) fn confirm(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -456,7 +455,7 @@ pub(crate) fn confirm(
     Ok(matches!(found, ScrubResult::Good(_)) && has_hash(parts, object, theirs)?)
 }
 
-/// Returns whether the stored hash of an object is this hash.
+/// Returns whether the stored hash of an object equals `hash`.
 pub(crate) fn has_hash(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -466,7 +465,7 @@ pub(crate) fn has_hash(
     Ok(sum.is_some_and(|sum| sum.corruption.is_none() && sum.hash == Some(*theirs)))
 }
 
-/// Reads an object, compares it with its sealed content, and stores its hash. An external object that was never hashed is fetched for this.
+/// Reads an object, compares it with its sealed content, and stores its hash. Fetches an external object that was never hashed.
 pub(crate) fn compute(
     parts: &ExecutorParts,
     object: ObjectId,
@@ -496,8 +495,8 @@ pub(crate) fn compute(
     check(parts, object, false, &mut pace)
 }
 
-/// Checks objects that are marked as corrupt and whose file exists. Reasons: the node was killed before it set the file aside or after
-/// it recreated the object, or an administrator has restored the file.
+/// Checks objects that are marked as corrupt and whose file exists. Such an object exists if the node was killed before it set the file
+/// aside or after it recreated the object, or if an administrator has restored the file.
 pub(crate) fn settle(parts: &ExecutorParts) -> Result<(), DbError> {
     let mut last = None;
     loop {
@@ -520,7 +519,7 @@ pub(crate) fn settle(parts: &ExecutorParts) -> Result<(), DbError> {
     }
 }
 
-/// Marks objects in memory as corrupt that were lost when the host restarted.
+/// Marks objects in the memory for intermediate files as corrupt that were lost when the host restarted.
 pub(crate) fn settle_memory(parts: &ExecutorParts) -> Result<(), DbError> {
     let lost = parts.db.read(records::in_memory)?;
     for object in lost {
@@ -531,7 +530,7 @@ pub(crate) fn settle_memory(parts: &ExecutorParts) -> Result<(), DbError> {
     Ok(())
 }
 
-/// Executes a label that compares objects.
+/// Executes a label that verifies objects.
 pub(crate) fn verify(
     parts: &ExecutorParts,
     live: &Live,
@@ -582,7 +581,7 @@ pub(crate) fn verify(
     }
 }
 
-/// Lowers the priority of the current thread.
+/// Lowers the scheduling priority of the current thread.
 pub(crate) fn be_nice() {
     // A failure does no harm.
     let _ = rustix::process::setpriority_process(None, NICE);
@@ -610,7 +609,7 @@ pub(crate) fn keep_hashing(parts: &ExecutorParts, labels: &NodeLabels) {
     }
 }
 
-/// Hashes the next objects without hash. Returns whether more of them may exist.
+/// Hashes the next objects that have no hash. Returns whether more objects without a hash may exist.
 fn hash_some(parts: &ExecutorParts, pace: &mut ScrubPace<'_>) -> Result<bool, ScrubError> {
     let objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
     let mut hashes = Vec::with_capacity(objects.len());
@@ -642,7 +641,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lack_of_resources_is_not_corruption() {
+    fn scrub_does_not_report_lack_of_resources_as_corruption() {
         let of = |errno| HashProblem::of(&std::io::Error::from_raw_os_error(errno));
         for errno in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EAGAIN] {
             assert!(matches!(of(errno), HashProblem::Unknown(_)), "{errno}");

@@ -14,10 +14,10 @@ use tidemill_core::event::History;
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1;
 
-/// Maximum number of kernels with a history. The kernel with the fewest runs is removed first.
+/// Maximum number of kernels whose run times are kept. The kernel with the fewest runs is removed first.
 const KERNELS_MAX: usize = 4096;
 
-/// Counters of the node.
+/// Counters of the node's work.
 #[derive(Debug, Default)]
 pub struct NodeCounters {
     bytes_written: AtomicU64,
@@ -27,7 +27,7 @@ pub struct NodeCounters {
     arriving: Mutex<HashMap<ObjectId, u64>>,
 }
 
-/// Stored form of a run-time history.
+/// Form in which the database stores a history of run times.
 #[derive(Clone, Copy, Debug, Default, serde::Serialize, serde::Deserialize)]
 struct StoredHistory {
     runs: u64,
@@ -39,7 +39,7 @@ impl NodeCounters {
     /// Loads the counters from the database.
     ///
     /// # Errors
-    /// If SQLite refuses. An unreadable history starts empty.
+    /// SQLite returns an error. An unreadable history becomes empty.
     pub fn load(connection: &Connection) -> Result<Self, rusqlite::Error> {
         let number = |number| {
             let value = records::attribute(connection, ObjectId::STATUS, status::PAGE, number)?;
@@ -74,29 +74,29 @@ impl NodeCounters {
         *self.arriving.lock().entry(object).or_default() += bytes;
     }
 
-    /// Counts a client's sealed object of `allocated` bytes on the device. Bytes that did not arrive over HTTP were written in place.
+    /// Counts a client's sealed object of `allocated` bytes on the device. Bytes that did not arrive over HTTP were written directly.
     pub fn on_sealed(&self, object: ObjectId, allocated: u64) {
         let arrived = self.arriving.lock().remove(&object).unwrap_or(0);
         let in_place = allocated.saturating_sub(arrived);
         self.bytes_written.fetch_add(in_place, Ordering::Relaxed);
     }
 
-    /// Returns the bytes written so far.
+    /// Returns the number of bytes written since the first start of the node.
     pub(crate) fn written_bytes(&self) -> u64 {
         self.bytes_written.load(Ordering::Relaxed)
     }
 
-    /// Forgets the arrived bytes of a removed object.
+    /// Removes the count of arrived bytes of a removed object.
     pub fn on_removed(&self, object: ObjectId) {
         self.arriving.lock().remove(&object);
     }
 
-    /// Counts bytes that a task wrote or that were fetched.
+    /// Counts bytes that a task wrote or that the node fetched.
     pub fn on_written(&self, bytes: u64) {
         self.bytes_written.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// Counts a successful run of a kernel: `run_ns` for `input_bytes`.
+    /// Counts a successful run of a kernel, which took `run_ns` nanoseconds for `input_bytes` bytes.
     pub fn on_run(&self, kernel: &str, run_ns: u64, input_bytes: u64) {
         self.bytes_read.fetch_add(input_bytes, Ordering::Relaxed);
         let mut history = self.history.lock();
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn standing_is_sent_alone_unless_other_fields_change() {
+    fn status_sends_only_frequent_fields_unless_others_change() {
         let reported = v1::Node {
             node: 3,
             running: 1,
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn history_and_counters_survive_restart() {
+    fn kernel_run_times_and_counters_survive_restart() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("node.db");
         drop(crate::db::Db::open(&path).unwrap());

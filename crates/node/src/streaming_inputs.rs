@@ -1,7 +1,7 @@
-//! Inputs that another label of the same job is still writing on this node. The module reads them in the private directory of that label
-//! until the label has ended.
+//! Inputs that another label of the same job is still writing on this node. The module reads the inputs in the private directory of the
+//! writing label until that label has ended.
 //!
-//! It opens only files that a kernel could read itself: plain files, reached through no link.
+//! The module opens only files that a kernel could read itself: regular files that are reached through no link.
 
 use crate::store::StoreError;
 use std::fs::File;
@@ -20,18 +20,18 @@ impl FeedOutcome {
     const WELL: u8 = 1;
     const BADLY: u8 = 2;
 
-    /// Sets the outcome. Call it only when the outcome is final.
+    /// Sets the outcome of the label, which must be final.
     pub(crate) fn seal(&self, well: bool) {
         let fate = if well { Self::WELL } else { Self::BADLY };
         self.0.store(fate, Ordering::Release);
     }
 
-    /// Returns whether the outputs are sealed and valid.
+    /// Returns whether the label has succeeded, so that its outputs are sealed and valid.
     pub(crate) fn is_well(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::WELL
     }
 
-    /// Returns whether the label will have no outputs.
+    /// Returns whether the label has failed, so that it will have no outputs.
     pub(crate) fn is_bad(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::BADLY
     }
@@ -40,16 +40,15 @@ impl FeedOutcome {
 /// Input of a label that another label writes at the same time.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamingInput {
-    /// Index of the input.
     pub(crate) index: usize,
-    /// Label that writes the input, and the name of the output in it.
+    /// Id of the label that writes the input, and the name of the output in that label.
     pub(crate) maker: LabelId,
     pub(crate) name: String,
-    /// Outcome of that label.
+    /// Outcome of the label that writes the input.
     pub(crate) fate: Arc<FeedOutcome>,
 }
 
-/// Returns the analysis of a label, if it is one.
+/// Returns the analysis of a label; `None` if the label is no analysis.
 pub(crate) fn analysis(label: &Label) -> Option<&Analysis> {
     match &label.operation {
         Operation::Analyse(analysis) => Some(analysis),
@@ -57,8 +56,8 @@ pub(crate) fn analysis(label: &Label) -> Option<&Analysis> {
     }
 }
 
-/// Returns the inputs that the label of `maker` streams, each with its index and the name of the output. `None` if one of its outputs must be
-/// complete before the start, or if it streams none.
+/// Returns the inputs that the label of `maker` streams, each with its index and the name of the output. `None` if an output of `maker`
+/// must be complete before the start, or if `maker` streams no input.
 pub(crate) fn streamed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(usize, String)>> {
     if analysis.streaming.is_empty() || analysis.runtime_environment.reads_all() {
         return None;
@@ -80,7 +79,7 @@ pub(crate) fn streamed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(
     (!streamed.is_empty()).then_some(streamed)
 }
 
-/// Output file that is being written.
+/// Output file that another label is writing.
 #[derive(Debug)]
 pub(crate) struct Making {
     /// Private directory of the label that writes the file, and the name of the file in it.
@@ -104,8 +103,8 @@ impl Making {
         &self.fate
     }
 
-    /// Returns the present length; 0 if the file does not exist yet. While nothing was `read`, it is opened again, as it may have been
-    /// replaced.
+    /// Returns the current length of the output file in bytes; 0 if the file does not exist yet. While no byte was `read`, the function
+    /// opens the file again, as it may have been replaced.
     pub(crate) fn size(&mut self, read: bool) -> u64 {
         if !read || self.file.is_none() {
             self.file = tidemill_kernel::open_as_made(&self.directory, &self.name).ok();

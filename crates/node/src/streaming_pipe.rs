@@ -1,9 +1,9 @@
-//! Streaming inputs: inputs that are still being written. A thread streams them to kernels through a pipe as their bytes arrive, in order,
-//! until they are sealed. The module reads the store and writes the pipe.
+//! Streaming inputs: inputs that are still being written. A thread passes the bytes of an input to kernels through a pipe as they arrive,
+//! in order, until the input is sealed. The module reads the store and writes the pipe.
 //!
 //! The inputs are versions that a mount or a client writes, or outputs of another running task. No event reports a write to an open file,
-//! so the thread examines the file periodically. The delivered bytes are compared with the sealed file: a writer that has overwritten
-//! earlier bytes has made it another stream.
+//! so the thread examines the file periodically. At the end it compares the delivered bytes with the sealed file, because a writer may have
+//! overwritten bytes that were already delivered.
 //!
 //! The threads have a low priority and pause while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
 //! priority of the threads is not lower than that: a writer may wait for a lock that such a thread holds.
@@ -27,12 +27,12 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::time::{Span, Time};
 use tidemill_kernel::STORE_USER;
 
-/// Interval of checks of a file that did not grow.
+/// Interval of checks of a file that has not grown.
 const PERIOD: Duration = Duration::from_millis(10);
-/// Interval of writes to a full pipe.
+/// Interval of attempts to write to a full pipe.
 const FULL: Duration = Duration::from_millis(1);
 const PIECE_BYTES: usize = 1 << 20;
-/// Maximum time that a sealed file waits for its turn while other files are written.
+/// Maximum time that the thread delays a sealed file in favour of writers of other files.
 const SEALED_MAX: Span = Span::from_secs(600);
 
 /// Result of streaming an input.
@@ -40,7 +40,7 @@ const SEALED_MAX: Span = Span::from_secs(600);
 pub(crate) enum Streamed {
     /// The input is sealed and begins with all delivered bytes.
     Same,
-    /// The input is sealed, and other bytes were delivered.
+    /// The input is sealed and differs from the delivered bytes.
     Changed,
     /// The label was cancelled.
     Abandoned,
@@ -51,14 +51,14 @@ pub(crate) enum Streamed {
 pub(crate) struct StreamingShare {
     pace: Arc<Mutex<ProcessorPace>>,
     leaves: u8,
-    /// Last seen size in bytes.
+    /// Size of the file in bytes at the last check.
     size: u64,
-    /// Time at which the seal was first seen.
+    /// Time at which a check first found the file sealed.
     sealed: Option<Time>,
 }
 
 impl StreamingShare {
-    /// Returns the turn of an input that leaves `leaves` percent of the processors to writers.
+    /// Returns the share of an input that leaves `leaves` percent of the processors to writers.
     pub(crate) const fn new(pace: Arc<Mutex<ProcessorPace>>, leaves: u8) -> Self {
         Self {
             pace,
@@ -68,7 +68,7 @@ impl StreamingShare {
         }
     }
 
-    /// Records the size and the seal of the file.
+    /// Records the size of the file and whether the file is sealed.
     fn on_seen(&mut self, (size, sealed): (u64, bool), now: Time) {
         if sealed {
             self.sealed.get_or_insert(now);
@@ -84,7 +84,7 @@ impl StreamingShare {
         !self.sealed.is_some_and(overdue) && self.pace.lock().rest(self.leaves, now).is_some()
     }
 
-    /// Records the work on a piece since `began`, without the time in which the thread waited.
+    /// Records the processor time of work on a piece since `began`, without the time in which the thread waited.
     fn on_worked(&self, began: Time, waited: Duration) {
         let now = now();
         let waited = u64::try_from(waited.as_nanos()).unwrap_or(u64::MAX);
@@ -93,13 +93,13 @@ impl StreamingShare {
     }
 }
 
-/// Returns the time since the first call. It is monotonic.
+/// Returns the monotonic time since the first call.
 fn now() -> Time {
     static BEGUN: LazyLock<Instant> = LazyLock::new(Instant::now);
     Time(u64::try_from(BEGUN.elapsed().as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// Input that is streamed through a pipe.
+/// Input that a thread delivers through a pipe.
 #[derive(Debug)]
 pub(crate) struct StreamingPipe {
     pipe: PathBuf,
@@ -109,13 +109,13 @@ pub(crate) struct StreamingPipe {
 
 #[derive(Debug, Default)]
 struct Signs {
-    /// The kernel has ended: nothing more is delivered.
+    /// Whether the kernel has ended, so that the thread delivers no more bytes.
     ended: AtomicBool,
     abandoned: AtomicBool,
 }
 
 impl StreamingPipe {
-    /// Creates the pipe and starts to write it.
+    /// Creates the pipe and starts the thread that writes it.
     pub(crate) fn begin(
         (store, object): (Arc<dyn Store>, ObjectId),
         making: Option<Making>,
@@ -145,7 +145,7 @@ impl StreamingPipe {
         })
     }
 
-    /// Waits for the seal, after the kernel has ended.
+    /// Waits for the seal of the input, after the kernel has ended. Returns whether the kernel received the sealed bytes.
     pub(crate) fn end(mut self, abandoned: impl Fn() -> bool) -> Result<Streamed, StoreError> {
         self.signs.ended.store(true, Ordering::Release);
         let Some(streamer) = self.streamer.take() else {
@@ -191,15 +191,15 @@ enum PipeOutput {
 struct Streamer {
     store: Arc<dyn Store>,
     object: ObjectId,
-    /// Source of the bytes until the label that makes them has ended.
+    /// Source of the bytes until the label that writes them has ended.
     making: Option<Making>,
     pipe: PathBuf,
     signs: Arc<Signs>,
     turn: StreamingShare,
     out: PipeOutput,
-    /// Whether the object has existed.
+    /// Whether the object existed at an earlier check.
     seen: bool,
-    /// Delivered bytes.
+    /// Number of delivered bytes.
     at: u64,
     hasher: blake3::Hasher,
     buffer: Vec<u8>,
@@ -260,7 +260,7 @@ impl Streamer {
         Ok(Streamed::Abandoned)
     }
 
-    /// Returns the length and whether the file is sealed; `None` if it does not exist yet.
+    /// Returns the length of the file in bytes and whether the file is sealed; `None` if the file does not exist yet.
     fn look(&mut self) -> Result<Option<(u64, bool)>, StoreError> {
         if let Some(making) = &mut self.making {
             if !making.fate().is_well() {
@@ -277,7 +277,7 @@ impl Streamer {
         }
     }
 
-    /// Reads the next bytes into the first `most` bytes of the buffer.
+    /// Reads the next bytes of the file into the first `most` bytes of the buffer.
     fn fill(&mut self, most: usize) -> Result<usize, StoreError> {
         let buffer = &mut self.buffer[..most];
         if let Some(making) = &self.making {
@@ -297,7 +297,7 @@ impl Streamer {
             .ok()
     }
 
-    /// Delivers some of the available bytes. Returns whether there were any.
+    /// Delivers some of the available bytes to the pipe. Returns whether bytes were available.
     fn deliver(&mut self, size: u64) -> Result<bool, StoreError> {
         if matches!(self.out, PipeOutput::Closed)
             && let Some(pipe) = self.open()
@@ -322,7 +322,7 @@ impl Streamer {
         written
     }
 
-    /// Writes the bytes of the buffer to the pipe and waits for a slow kernel. Returns whether there were any.
+    /// Writes the bytes of the buffer to the pipe and waits for a slow kernel. Returns whether `count` is not 0.
     fn write(&mut self, count: usize, waited: &mut Duration) -> Result<bool, StoreError> {
         let PipeOutput::Open(pipe) = &mut self.out else {
             return Ok(false);

@@ -1,5 +1,5 @@
-//! Suspension of a node: detection that the node is idle, and the wait of the suspended process. That process keeps one connection to the
-//! server and uses nothing else.
+//! Suspension of a node: detection that the node is idle, and the wait of the suspended process. The suspended process keeps only one
+//! connection to the server open.
 
 use crate::attach::{PAUSE_MAX, PAUSE_MIN};
 use crate::config::NodeConfig;
@@ -17,7 +17,7 @@ use tidemill_wire::convert::role_name;
 use tidemill_wire::v1::{self, from_node, to_node};
 use tokio_stream::StreamExt as _;
 
-/// Number of open requests, and the time when the last one ended.
+/// Number of requests in progress, and the time when the last request ended.
 #[derive(Debug)]
 pub(crate) struct Traffic(Mutex<(usize, Instant)>);
 
@@ -27,7 +27,7 @@ impl Default for Traffic {
     }
 }
 
-/// Open request, until its answer has been sent.
+/// Request in progress, until its answer has been sent.
 #[derive(Debug)]
 pub(crate) struct Answering(Arc<Traffic>);
 
@@ -37,7 +37,7 @@ impl Traffic {
         Answering(self.clone())
     }
 
-    /// Returns the time since the last request ended; `None` while a request is open.
+    /// Returns the time since the last request ended; `None` while a request is in progress.
     pub(crate) fn quiet(&self) -> Option<Duration> {
         let (open, last) = *self.0.lock();
         (open == 0).then(|| last.elapsed())
@@ -51,14 +51,14 @@ impl Drop for Answering {
     }
 }
 
-/// Body of an answer. The request ends when the body is dropped.
+/// Body of an answer, whose request ends when the body is dropped.
 #[derive(Debug)]
 struct CountedBody {
     body: Body,
     _answering: Answering,
 }
 
-/// Returns a body that keeps its request open until the answer has been sent.
+/// Returns a body that keeps its request in progress until the answer has been sent.
 pub(crate) fn counted(body: Body, answering: Answering) -> Body {
     Body::new(CountedBody {
         body,
@@ -86,7 +86,7 @@ impl HttpBody for CountedBody {
     }
 }
 
-/// Waits until the server resumes the node of this configuration. Must not be called while the node runs.
+/// Waits until the server resumes the node with this configuration. Must not be called while the node runs.
 pub async fn until_resumed(config: &NodeConfig) {
     let mut pause = PAUSE_MIN;
     let mut logged = None;
@@ -105,7 +105,7 @@ pub async fn until_resumed(config: &NodeConfig) {
     }
 }
 
-/// Waits during one connection. Returns whether the node has to resume.
+/// Waits during one connection to the server. Returns whether the node has to resume.
 async fn wait(config: &NodeConfig) -> Result<bool, String> {
     let server = Server::connect(&config.server, config.credential.as_ref()).await;
     let server = server.map_err(|error| error.to_string())?;

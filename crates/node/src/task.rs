@@ -1,8 +1,9 @@
-//! Execution of one label: analyse, copy or remove. It works on the node's store and the label's private directory; `scrub` executes the
-//! labels that verify.
+//! Execution of one label: analyse, copy or remove. The module works on the node's store and the label's private directory; `scrub`
+//! executes the labels that verify objects.
 //!
-//! The functions run on a worker thread and block. They change files only; [`LabelEffects::keep`] changes the rows, in the transaction that records
-//! the outcome. When a label runs again after the node was killed, its outputs replace those of the first run, which no client has seen.
+//! The functions run on a worker thread and block. The functions change files only; [`LabelEffects::keep`] changes the rows, in the
+//! transaction that records the outcome. When a label runs again after the node was killed, its outputs replace those of the first run,
+//! which no client has seen.
 
 use crate::directory::{allocated, close_for_ever};
 use crate::executor::ExecutorParts;
@@ -40,8 +41,8 @@ use tidemill_kernel::peers::RankNetwork;
 use tidemill_kernel::{DirectoryBounds, OutputError, Prepared, PrivateFile};
 use tidemill_wire::v1;
 
-/// Environment of a rank for MPI libraries. Standard input connects the rank with the process that started it (PMI). TCP through the only
-/// network device connects it with the other ranks. The sandbox has no other devices that UCX and libfabric look for.
+/// Environment of a rank for MPI libraries. The rank's standard input connects the rank with the process that started it (PMI). TCP through
+/// the only network device connects the rank with the other ranks. The sandbox has no other devices that UCX and libfabric use.
 const MPI: [(&str, &str); 6] = [
     ("PMI_FD", "0"),
     ("UCX_TLS", "tcp,self"),
@@ -58,23 +59,23 @@ pub fn now() -> Time {
     Time(since.map_or(0, |time| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)))
 }
 
-/// Effects of a label, to be stored in the database.
+/// Effects of a label that the node stores in the database.
 #[derive(Debug)]
 pub struct LabelEffects {
     /// Outcome of the label.
     pub outcome: Outcome,
-    /// Label; `None` if the label changed nothing.
+    /// Executed label; `None` if the label changed nothing.
     pub label: Option<std::sync::Arc<Label>>,
     /// Objects that the label sealed.
     pub made: Vec<ObjectRecord>,
-    /// Bytes that each new object has written to the device. Objects in memory are left out.
+    /// Number of bytes that each new object has written to the device. Objects in memory are left out.
     pub wrote: Vec<(ObjectId, u64)>,
     /// Objects that the label removed.
     pub removed: Vec<ObjectId>,
 }
 
 impl LabelEffects {
-    /// Returns the work of a label that changed nothing.
+    /// Returns the effects of a label that has changed nothing.
     #[must_use]
     pub fn without_effect(outcome: Outcome) -> Self {
         Self {
@@ -86,16 +87,16 @@ impl LabelEffects {
         }
     }
 
-    /// Returns whether the label made another copy of an object.
+    /// Returns whether the label made a replica of an object.
     pub(crate) fn is_copy(&self) -> bool {
         let copies = |label: &Label| matches!(label.operation, Operation::Copy { .. });
         !self.made.is_empty() && self.label.as_deref().is_some_and(copies)
     }
 
-    /// Stores the effects in the database.
+    /// Stores the effects of the label in the database.
     ///
     /// # Errors
-    /// If SQLite refuses.
+    /// SQLite returns an error.
     pub fn keep(&self, connection: &rusqlite::Connection) -> Result<(), rusqlite::Error> {
         for object in &self.made {
             records::put_object(connection, object)?;
@@ -116,7 +117,7 @@ impl LabelEffects {
         }
     }
 
-    /// Reports the written and removed objects to the model of the device. Call it after the effects were stored.
+    /// Reports the written and removed objects to the model of the flash device. The caller must have stored the effects before.
     pub fn tell(&self, flash: &FlashModel) {
         // A link writes nothing, and the bytes that were fetched instead of a link are few.
         let written = self.outcome.reused.is_none();
@@ -129,7 +130,7 @@ impl LabelEffects {
     }
 }
 
-/// Executes a label. The function calls `phase` when the label starts to fetch and when it starts to run.
+/// Executes a label. The function calls `phase` when the label starts to fetch inputs and when the label starts to run.
 #[must_use]
 pub fn run(parts: &ExecutorParts, live: &Live, phase: &dyn Fn(&'static str)) -> LabelEffects {
     let mut run = RunningLabel::new(parts, live);
@@ -180,22 +181,22 @@ fn private_directory(parts: &ExecutorParts, label: LabelId) -> PathBuf {
     parts.directory.join("run").join(label.to_string())
 }
 
-/// Running label.
+/// Label that is being executed.
 struct RunningLabel<'a> {
     parts: &'a ExecutorParts,
     live: &'a Live,
     outcome: Outcome,
-    /// Names and files of the kernel's inputs. `None`: the bytes of this input belong to the values of an input before it.
+    /// Names and files of the kernel's inputs. `None` for an input whose bytes belong to the values of an earlier input.
     inputs: Vec<Option<(String, PathBuf)>>,
-    /// Number of following inputs that belong to the values of the last fetched input.
+    /// Number of following inputs whose bytes belong to the values of the last fetched input.
     behind: usize,
-    /// Inputs that are pipes, each with its index.
+    /// Inputs that the kernel reads from pipes, each with its index.
     streaming: Vec<(usize, StreamingPipe)>,
-    /// Open files of inputs of this node. While they are open, no mount takes the file for another version.
+    /// Open files of inputs on this node. While the files are open, no mount reuses them for another version.
     held: Vec<std::fs::File>,
-    /// Fetched inputs. They are not removed while this list holds them.
+    /// Fetched inputs, whose files are not removed while this list contains them.
     fetched: Vec<FetchedInput>,
-    /// Files of values that were decoded for the kernel.
+    /// Files with values that were decoded for the kernel.
     decoded: Vec<PathBuf>,
     /// Descriptions, for the kernel, of the inputs that it has only in part.
     laid: Vec<serde_json::Value>,
@@ -206,7 +207,7 @@ struct RunningLabel<'a> {
 
 type TaskResult = Result<Vec<SealedOutput>, Failure>;
 
-/// Parameters of one rank of a task.
+/// Parameters of one rank of a task that joins the other ranks.
 #[derive(Debug)]
 pub(crate) struct Joined {
     pub(crate) rank: usize,
@@ -215,17 +216,16 @@ pub(crate) struct Joined {
     pub(crate) starter: OwnedFd,
 }
 
-/// Result of a rank.
 #[derive(Debug)]
 pub(crate) struct RankResult {
     pub(crate) outcome: Outcome,
-    /// Whether the rank read other bytes of an input than were finally sealed.
+    /// Whether the rank read other bytes of an input than the bytes that were finally sealed.
     pub(crate) stale: bool,
-    /// Output of the rank, if it succeeded.
+    /// Output file of the rank, if the rank succeeded.
     pub(crate) made: Option<PrivateFile>,
 }
 
-/// Runs a rank of a task; another node may have the task's label. Blocks. The output stays in the directory until [`forget_rank`].
+/// Runs a rank of a task whose label may belong to another node. Blocks. The output stays in the rank's directory until [`forget_rank`].
 pub(crate) fn run_rank(parts: &ExecutorParts, live: &Live, joined: Joined) -> RankResult {
     let mut run = RunningLabel::new(parts, live);
     run.outcome.start = now();
@@ -252,7 +252,7 @@ pub(crate) fn forget_rank(parts: &ExecutorParts, label: LabelId, rank: usize) {
     clean_directory(parts, &rank_directory(parts, label, rank));
 }
 
-/// Returns the directory of a rank. The sweep of unused directories does not cover it, as the label may belong to another node.
+/// Returns the directory of a rank. The removal of unused directories skips this directory, as the label may belong to another node.
 fn rank_directory(parts: &ExecutorParts, label: LabelId, rank: usize) -> PathBuf {
     let name = format!("rank-{label}-{rank}");
     parts.directory.join("run").join(name)
@@ -395,7 +395,7 @@ impl RunningLabel<'_> {
         Ok(vec![SealedOutput::file(output.object, size)])
     }
 
-    /// Runs one rank. Returns whether the rank read other bytes than were sealed, and its output.
+    /// Runs one rank of a task. Returns its output, and whether the rank read other bytes than were sealed.
     fn run_rank(
         &mut self,
         analysis: &Analysis,
@@ -430,7 +430,7 @@ impl RunningLabel<'_> {
         Ok((false, Some(made)))
     }
 
-    /// Returns the file of an input, or the pipe of a streaming input.
+    /// Returns the path of an input's file, or of the pipe of a streaming input.
     fn input(&mut self, index: usize, input: &LabelInput) -> Result<PathBuf, Failure> {
         let way = self.live.ways.get(index);
         let (streaming, leaves) = way.map_or((false, 0), |way| (way.streaming, way.leaves));
@@ -455,8 +455,8 @@ impl RunningLabel<'_> {
         Ok(path)
     }
 
-    /// Waits until all unsealed inputs are sealed. Returns whether one of them differs from the bytes that the kernel received. The kernel
-    /// then runs again with the sealed inputs.
+    /// Waits until all unsealed inputs are sealed. Returns whether an input differs from the bytes that the kernel received, so that the
+    /// kernel has to run again with the sealed inputs.
     fn streamed(&mut self, analysis: &Analysis) -> Result<bool, Failure> {
         let mut again = false;
         for (index, streaming) in std::mem::take(&mut self.streaming) {
@@ -477,7 +477,7 @@ impl RunningLabel<'_> {
         Ok(again)
     }
 
-    /// Returns the message about a run that used unfinished inputs and was discarded.
+    /// Returns the message about a discarded run that used unfinished inputs.
     fn streamed_in_vain(&mut self, analysis: &Analysis, failed: Option<&Failure>) -> String {
         if std::mem::take(&mut self.outcome.streamed) == 0 {
             return String::new();
@@ -558,7 +558,7 @@ impl RunningLabel<'_> {
         }
     }
 
-    /// Checks that the inputs have these contents. An input whose object has no known hash is fetched and read.
+    /// Checks that the inputs have the content hashes `expected`. An input whose object has no known hash is fetched and read.
     fn compare(&mut self, analysis: &Analysis, expected: &[String]) -> Result<(), Failure> {
         let other = |what: String| failure(FailureKind::Input, what);
         if !expected.is_empty() && expected.len() != analysis.inputs.len() {
@@ -625,8 +625,8 @@ impl RunningLabel<'_> {
         }
     }
 
-    /// Uses the outputs of an earlier task as the outputs of this task: links local objects and fetches others. If this fails, the task must
-    /// run.
+    /// Uses the outputs of an earlier task as the outputs of this task: links objects of this node and fetches other objects. If this
+    /// fails, the task must run.
     fn recall(&mut self, analysis: &Analysis, memory: &v1::CachedResult) -> TaskResult {
         let other = |what: &str| failure(FailureKind::Input, what.to_owned());
         let inputs: Vec<_> = analysis
@@ -662,7 +662,7 @@ impl RunningLabel<'_> {
         Ok(sealed)
     }
 
-    /// Makes `own` a file of a sealed object. The file is never changed under either name.
+    /// Creates `own` as a link to the file of a sealed object. The file is never changed under either name.
     fn link(&mut self, from: &v1::Input, own: &Path) -> Result<(), Failure> {
         let input = LabelInput::try_from(from);
         let input = input.map_err(|error| failure(FailureKind::Input, error.to_string()))?;
@@ -690,7 +690,7 @@ impl RunningLabel<'_> {
         Ok(())
     }
 
-    /// Returns the bytes that a newly sealed object has written to the device.
+    /// Returns the number of bytes that a newly sealed object has written to the device.
     fn written(&mut self, object: ObjectId) -> u64 {
         let bytes = self.parts.store.allocated(object);
         self.wrote.push((object, bytes));
@@ -735,12 +735,12 @@ impl RunningLabel<'_> {
         all
     }
 
-    /// Returns the file and length of an object that is sealed on this node.
+    /// Returns the path and length of the file of an object that is sealed on this node.
     fn local(&self, object: ObjectId) -> Option<(PathBuf, u64)> {
         local(self.parts, object)
     }
 
-    /// Returns the file and length of an input, or of the values in it. Fetches the bytes if necessary.
+    /// Returns the path and length of the file of an input, or of the values in the input. Fetches the bytes if necessary.
     fn fetch(&mut self, index: usize, input: &LabelInput) -> Result<(PathBuf, u64), Failure> {
         let Some(how) = input.selection.values() else {
             return self.fetch_bytes(index, input);
@@ -783,7 +783,7 @@ impl RunningLabel<'_> {
         Ok((values, size))
     }
 
-    /// Decodes values in a sandbox of its own, like the kernel's, because users control the bytes. Returns the file of the values.
+    /// Decodes values in a separate sandbox, because users control the bytes. Returns the path and length of the file of values.
     fn decode(
         &mut self,
         (index, analysis): (usize, &Analysis),
@@ -919,7 +919,7 @@ impl RunningLabel<'_> {
         Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
-    /// Returns the file and length of an object that is an input.
+    /// Returns the path and length of the file of an object that is an input.
     fn fetch_object(
         &mut self,
         input: &LabelInput,
@@ -953,8 +953,8 @@ impl RunningLabel<'_> {
         Ok(self.take_fetched(got.map_err(|error| fetch_failure(&error, lost))?))
     }
 
-    /// Takes the outputs one after the other, in the order in which they are found. The kernel has ended; taking the first output
-    /// also takes its directory back from the user.
+    /// Stores the outputs of the ended kernel one after the other, in the order in which they are found. Storing the first output also
+    /// takes the output directory back from the user.
     fn take_outputs(&mut self, prepared: &Prepared, analysis: &Analysis) -> TaskResult {
         let mut sealed = Vec::with_capacity(analysis.outputs.len());
         let mut left = RemainingLimits {
@@ -1092,7 +1092,7 @@ impl RunningLabel<'_> {
         Ok(vec![SealedOutput::file(to.object, size)])
     }
 
-    /// Returns the hash of a file that was copied from an object. Fails if the source was sealed with another hash.
+    /// Returns the hash of a file that was copied from an object. Fails if the source object was sealed with another hash.
     fn confirmed(&self, from: &LabelInput, own: &Path, fetched: bool) -> Result<Hash, Failure> {
         let hash = scrub::hash_file(own).map_err(|error| device_failure(own, &error))?;
         let cancelled = || self.live.control.is_cancelled();
@@ -1116,7 +1116,7 @@ impl RunningLabel<'_> {
         Err(failure(FailureKind::Input, message))
     }
 
-    /// Removes all objects that can be removed. Returns the first failure; the removed objects are recorded in either case.
+    /// Removes all objects that can be removed. Returns the first failure; the effects list the removed objects even after a failure.
     fn remove(&mut self, objects: &[ObjectId]) -> TaskResult {
         self.outcome.kernel_start = self.outcome.start;
         let mut failed = None;
@@ -1139,7 +1139,7 @@ impl RunningLabel<'_> {
         }
     }
 
-    /// Removes the objects that were adopted before a failure.
+    /// Removes the objects that were stored before a failure.
     fn discard(&mut self) {
         for object in self.made.drain(..) {
             if let Err(error) = self.parts.store.remove(object.id) {
@@ -1166,14 +1166,13 @@ impl RunningLabel<'_> {
     }
 }
 
-/// Returns the file and length of an object that is sealed on this node.
+/// Returns the path and length of the file of an object that is sealed on this node.
 pub(crate) fn local(parts: &ExecutorParts, object: ObjectId) -> Option<(PathBuf, u64)> {
     let stat = parts.store.stat(object).ok()?;
     let path = parts.store.local_path(object)?;
     stat.sealed.then_some((path, stat.size))
 }
 
-/// Returns the locations of all bytes of an input.
 pub(crate) fn input_locations(
     (parts, live): (&ExecutorParts, &Live),
     index: usize,
@@ -1188,7 +1187,7 @@ pub(crate) fn input_locations(
     Ok(InputLocations::whole(input, size, live.capability(index)))
 }
 
-/// Returns the description, for a kernel, of an input that it may read completely.
+/// Returns the description, for a kernel, of an input that the kernel may read completely.
 fn layout_described(input: &LabelInput, layout: &Layout) -> serde_json::Value {
     let mut described = serde_json::json!({ "input": input.name, "size": layout.size() });
     if let Layout::Striped(striped) = layout {
@@ -1198,7 +1197,7 @@ fn layout_described(input: &LabelInput, layout: &Layout) -> serde_json::Value {
     described
 }
 
-/// Returns the description, for a kernel, of an input that it has in part: a whole part, or byte ranges of the version or of a part.
+/// Returns the description, for a kernel, of a partial input: a whole part, or byte ranges of the version or of a part.
 fn laid(
     input: &LabelInput,
     layout: &Layout,
@@ -1224,7 +1223,7 @@ fn laid(
     described
 }
 
-/// Returns the failure for an input whose values can't be decoded. Another attempt would fail, too.
+/// Returns the failure of an input whose values can't be decoded; a retry would fail, too.
 fn undecoded(input: &LabelInput, failed: Failure, printed: &str) -> Failure {
     let ranges = input.selection.byte_ranges().is_some();
     let part = input.selection.of_part().filter(|_| ranges);
@@ -1252,7 +1251,7 @@ pub(crate) fn failure(kind: FailureKind, message: String) -> Failure {
     Failure { kind, message }
 }
 
-/// Returns the output for one file: the output itself, or the file of this name if the output is a directory.
+/// Returns the destination of one file of an output: the output itself, or the file `name` if the output is a directory.
 fn below(output: &LabelOutput, object: ObjectId, name: &str) -> LabelOutput {
     if name.is_empty() {
         return output.clone();
@@ -1272,7 +1271,7 @@ struct RemainingLimits {
     path_bytes: usize,
 }
 
-/// Returns the files of an output: the output itself, or the files of the directory.
+/// Returns the files of an output: the output's file, or the files of its directory.
 fn files_of(
     prepared: &Prepared,
     output: &LabelOutput,
@@ -1309,8 +1308,8 @@ fn files_of(
     Ok(files)
 }
 
-/// Returns the files of the outputs if they are taken from an earlier task, each with its name in the output directory. `None` if the earlier
-/// outputs do not fit.
+/// Returns the files of the outputs of an earlier task, each with its name in the output directory. `None` if the earlier outputs do not
+/// match the outputs of this task.
 fn cached_result(
     analysis: &Analysis,
     memory: &v1::CachedResult,
@@ -1363,7 +1362,7 @@ fn fetch_failure(error: &FetchError, input: impl Fn(&FetchError) -> Failure) -> 
     }
 }
 
-/// Opens a file of this node that is about to be adopted.
+/// Opens a file of this node that is about to become an object.
 fn own_file(path: &Path) -> Result<PrivateFile, Failure> {
     PrivateFile::open(path).map_err(|error| device_failure(path, &error))
 }

@@ -1,4 +1,4 @@
-//! Task tracker and status object as JSON, for `GET /tasks`, `/status` and attributes. The functions have no effects.
+//! Conversion of the task tracker and the status object to JSON, for `GET /tasks`, `/status` and attributes. The functions have no effects.
 
 use crate::flash_model;
 use crate::labels::Live;
@@ -33,7 +33,7 @@ const TASK_NAMES: [(u32, &str, bool); 19] = [
     (task::SELECTIONS, "selections", false),
 ];
 
-/// Returns whether a label works for a task.
+/// Returns whether a label belongs to a task.
 pub(crate) fn is_of(live: &Live, id: TaskId) -> bool {
     matches!(&live.label.operation, Operation::Analyse(analysis) if analysis.task == id)
 }
@@ -80,7 +80,6 @@ pub(crate) fn live_json(live: &Live) -> Value {
     json
 }
 
-/// Returns an ended task as JSON.
 pub(crate) fn ended_json(
     id: TaskId,
     attributes: &[(u32, u32, Vec<u8>)],
@@ -107,7 +106,7 @@ pub(crate) fn ended_json(
     json.into()
 }
 
-/// Returns one attribute as JSON: a number or text according to its page, else hexadecimal.
+/// Returns one attribute as JSON: a number or text according to its page, else hexadecimal digits.
 pub(crate) fn attribute_json(page: u32, number: u32, value: &[u8]) -> Value {
     let is_number = match page {
         object::PAGE if number == object::PART => None,

@@ -7,105 +7,105 @@
 
 #![no_std]
 
-/// Version of the messages. Both sides must have the same: they are installed together.
+/// Version of the messages. The library and the process must have the same version: they are installed together.
 pub const VERSION: u64 = 1;
-/// Environment: the socket of the file system.
+/// Environment variable with the path of the file system's socket.
 pub const SOCKET_VARIABLE: &str = "TIDEMILL_PRELOAD_SOCKET";
-/// Environment: the path below which the cluster is.
+/// Environment variable with the path under which programs see the cluster.
 pub const PREFIX_VARIABLE: &str = "TIDEMILL_PRELOAD_PREFIX";
-/// Environment: the working directory, if it is in the cluster, as a path in it.
+/// Environment variable with the working directory as a path in the cluster, if the directory is in the cluster.
 pub const DIRECTORY_VARIABLE: &str = "TIDEMILL_PRELOAD_CWD";
-/// Directory in the directory of the socket: the descriptor of a directory of the cluster is one of an empty directory in it, whose name is the
-/// directory's inode.
+/// Subdirectory of the socket's directory. The descriptor of a cluster's directory refers to an empty directory in this subdirectory, whose
+/// name is the inode of the cluster's directory.
 pub const DIRECTORIES: &str = "d";
-/// Environment: not empty if closed files are to be stored later.
+/// Environment variable that is not empty if closed files are stored asynchronously.
 pub const ASYNC_VARIABLE: &str = "TIDEMILL_PRELOAD_ASYNC";
-/// Directory in the directory of the socket: copies of files that are not in directories of this host.
+/// Subdirectory of the socket's directory for local copies of files whose objects are not on this host.
 pub const COPIES: &str = "f";
-/// Directory in the directory of the socket: copies whose changes are stored after their close.
+/// Subdirectory of the socket's directory for local copies whose changes are stored after their close.
 pub const WRITE_BEHIND: &str = "a";
-/// In `a` of [`Op::Open`]: changes may be stored after the close.
+/// Value of `a` of [`Op::Open`]: changes of the file may be stored after its close.
 pub const ASYNCHRONOUS: u64 = 1;
-/// Device number that files of a cluster have in `stat`.
+/// Device number that files of a cluster have in the result of `stat`.
 pub const DEVICE: u64 = 0x7469_6465;
-/// Maximum length of a path in bytes, as in the system.
+/// Maximum length of a path in bytes, as on Linux.
 pub const PATH_BYTES_MAX: usize = 4096;
-/// Maximum size of the value of an extended attribute in bytes, as in the system.
+/// Maximum size of the value of an extended attribute in bytes, as on Linux.
 pub const VALUE_BYTES_MAX: usize = 65_536;
-/// Maximum size of a listing in one answer, in bytes.
+/// Maximum size of a directory listing in one answer, in bytes.
 pub const LISTING_BYTES_MAX: usize = 32_768;
 /// Maximum size of a request in bytes.
 pub const REQUEST_BYTES_MAX: usize = Request::BYTES + 2 * PATH_BYTES_MAX + VALUE_BYTES_MAX;
 /// Maximum size of an answer in bytes.
 pub const ANSWER_BYTES_MAX: usize = Answer::BYTES + VALUE_BYTES_MAX;
-/// In place of an error number: the path leaves the cluster, and continues on the host with the path that follows.
+/// Value in place of an error number: the path leaves the cluster, and continues on the host with the path in the answer's text.
 pub const LEAVES: u64 = 1 << 32;
-/// From this byte on a file's locks mark which open files exist: no program may lock there, or see such a lock. The open file with number
-/// `n` locks byte `HANDLES_AT + n`.
+/// First of the bytes whose locks on a file record which open files exist: no program may lock these bytes or see their locks. The open
+/// file with number `n` locks byte `HANDLES_AT + n`.
 pub const HANDLES_AT: u64 = 1 << 62;
-/// A time that is not changed.
+/// Value of a time that the request does not change.
 pub const TIME_OMITTED: i64 = i64::MIN;
-/// The present time.
+/// Value that stands for the current time.
 pub const TIME_NOW: i64 = i64::MIN + 1;
-/// A user or group that is not changed.
+/// Value of a user or group id that the request does not change.
 pub const NOBODY: u64 = u32::MAX as u64;
 
 /// Operation of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub enum Op {
-    /// Opens a file: `flags` and `mode` as of `open`; `a` is 0 or [`ASYNCHRONOUS`]. Returns a descriptor, and in `value` whether to report its
-    /// close.
+    /// Opens a file: `flags` and `mode` as for `open`; `a` is 0 or [`ASYNCHRONOUS`]. Returns a descriptor, and in `value` whether the
+    /// program has to report the close.
     Open = 1,
-    /// Returns attributes.
+    /// Returns the attributes of a file.
     Stat,
-    /// Whether the sender has access: `mode` as of `access`.
+    /// Checks whether the sender has access to a file: `mode` as for `access`.
     Access,
-    /// Lists entries of a directory from number `a` on. The answer's `value` is the number to continue with, 0 at the end; the text is
-    /// [`Entry`] after [`Entry`].
+    /// Lists entries of a directory from number `a` on. The answer's `value` is the number to continue with, or 0 at the end; the answer's
+    /// text is a sequence of [`Entry`].
     List,
-    /// Creates a directory of `mode`.
+    /// Creates a directory with the permission bits `mode`.
     MakeDirectory,
-    /// Creates a file of `mode` that is not a directory, of device `a`.
+    /// Creates a file that is not a directory, with the type and permission bits `mode` and the device number `a`.
     MakeNode,
-    /// Creates a symbolic link to the second text.
+    /// Creates a symbolic link whose target is the second text.
     Symlink,
-    /// Reads a symbolic link; the text is its target.
+    /// Reads a symbolic link; the answer's text is the target.
     ReadLink,
-    /// Gives the file of the first path another name, the second path.
+    /// Creates the second path as a hard link to the file at the first path.
     Link,
-    /// Removes a name; with `AT_REMOVEDIR` that of a directory.
+    /// Removes the name of a file, or, with `AT_REMOVEDIR`, of a directory.
     Unlink,
-    /// Renames, with the flags of `renameat2`.
+    /// Renames a file or directory, with the flags of `renameat2`.
     Rename,
-    /// Sets the size to `a`.
+    /// Sets the size of a file to `a` bytes.
     Truncate,
-    /// Sets the mode.
+    /// Sets the permission bits of a file.
     SetMode,
-    /// Sets user `a` and group `b`, unless they are [`NOBODY`].
+    /// Sets the owner of a file to user `a` and group `b`, except ids that are [`NOBODY`].
     SetOwner,
-    /// Sets the times `a` and `b` of access and change, in nanoseconds since the Unix epoch.
+    /// Sets the times `a` of the last access and `b` of the last change of a file, in nanoseconds since the Unix epoch.
     SetTimes,
     /// Returns size and free space of the cluster: blocks of 4096 bytes in `stat.blocks` (all), `stat.size` (free), `stat.nlink` (files).
     StatFs,
-    /// Reads the attribute named by the second text; `a` bytes at most, or its length if that is 0.
+    /// Reads the attribute named by the second text; at most `a` bytes, or only its length if `a` is 0.
     GetAttribute,
-    /// Sets the attribute named by the second text to the third, with the flags of `setxattr`.
+    /// Sets the attribute named by the second text to the third text, with the flags of `setxattr`.
     SetAttribute,
-    /// Lists names of attributes; `a` bytes at most, or their length if that is 0.
+    /// Lists the names of a file's attributes; at most `a` bytes, or only their length if `a` is 0.
     ListAttributes,
-    /// Removes the attribute named by the second text.
+    /// Removes the attribute that the second text names.
     RemoveAttribute,
-    /// Makes an open file survive power loss.
+    /// Makes an open file durable: its bytes survive power loss.
     Sync,
-    /// Prepares the close of a descriptor: changes of a copy are transferred.
+    /// Prepares the close of a descriptor: changes of a local copy are transferred to the cluster.
     Flush,
-    /// Returns the path in the cluster without symbolic links. With `O_DIRECTORY` it has to be a directory that the sender may enter.
+    /// Returns the path in the cluster without symbolic links. With `O_DIRECTORY` the path must be a directory that the sender may enter.
     Resolve,
-    /// Locks an open file as `flock` does, with the operation in `flags`.
+    /// Locks an open file as `flock` does; `flags` contains the operation of `flock`.
     Flock,
-    /// Returns the sender's unstored closed files. `value`: number on their way; `stat.size`: number of failed files (`a`: retry them
-    /// first). Text, for each failed file, each followed by a zero: `waits` or `refused`, its path, the reason, the path of its bytes.
+    /// Returns the sender's closed files that are not stored. `value`: number of files being stored; `stat.size`: number of failed files
+    /// (`a`: retry them first). Text, for each failed file, each item followed by a zero: `waits` or `refused`, path, reason, local path.
     Wait,
 }
 
@@ -139,7 +139,7 @@ impl Op {
         Self::Wait,
     ];
 
-    /// Returns the operation of a number.
+    /// Returns the operation with this number; `None` if there is no such operation.
     #[must_use]
     pub fn of(number: u64) -> Option<Self> {
         let at = usize::try_from(number.checked_sub(1)?).ok()?;
@@ -147,32 +147,31 @@ impl Op {
     }
 }
 
-/// Numbers of a request.
+/// Fixed-size part of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Request {
-    /// [`Op`].
+    /// Number of the operation [`Op`].
     pub op: u64,
-    /// As in the system call.
+    /// Flags, as in the system call.
     pub flags: u64,
-    /// As in the system call.
+    /// Mode, as in the system call.
     pub mode: u64,
-    /// Inode of the directory at which the first path begins, unless it begins with a slash. Target of the request if the path is empty.
+    /// Inode of the directory at which the first path begins unless it has a leading slash; the request's target if the path is empty.
     pub base: u64,
-    /// The same for the second path.
+    /// Inode of the directory at which the second path begins, like `base` for the first path.
     pub base2: u64,
-    /// Open file of the request, if `inode` is not 0: its device on this host …
+    /// Device number on this host of the open file of the request, if `inode` is not 0.
     pub device: u64,
-    /// … and inode.
+    /// Inode on this host of the open file of the request; 0 if the request has no open file.
     pub inode: u64,
-    /// Depends on the operation.
+    /// First argument, whose meaning depends on the operation.
     pub a: u64,
-    /// Depends on the operation.
+    /// Second argument, whose meaning depends on the operation.
     pub b: u64,
-    /// Lengths of the texts: path, path or name, value, and the prefix of absolute links in the cluster.
+    /// Lengths in bytes of the four texts: path; path or name; value; and the prefix of absolute links in the cluster.
     pub lengths: [u64; 4],
 }
 
-/// Returns words as bytes.
 fn put<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTES] {
     let mut bytes = [0; BYTES];
     for (to, word) in bytes.chunks_exact_mut(8).zip(words) {
@@ -181,7 +180,7 @@ fn put<const WORDS: usize, const BYTES: usize>(words: [u64; WORDS]) -> [u8; BYTE
     bytes
 }
 
-/// Returns the words at the start of bytes.
+/// Returns the words at the start of `bytes`; `None` if there are too few bytes.
 fn take<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
     let mut words = [0; WORDS];
     let from = bytes.get(..WORDS * 8)?;
@@ -192,12 +191,12 @@ fn take<const WORDS: usize>(bytes: &[u8]) -> Option<[u64; WORDS]> {
 }
 
 impl Request {
-    /// Number of words of a request, with the version.
+    /// Number of words of a request, including the version.
     const WORDS: usize = 14;
-    /// Bytes before the texts.
+    /// Number of bytes of a request before its texts.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// Returns the bytes before the texts.
+    /// Returns the bytes of the request that precede its texts.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let [a, b, c, d] = self.lengths;
@@ -262,47 +261,47 @@ impl Request {
 /// Attributes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Inode.
+    /// Inode number.
     pub ino: u64,
-    /// Type and permissions.
+    /// File type and permission bits.
     pub mode: u64,
-    /// Number of names.
+    /// Number of hard links.
     pub nlink: u64,
-    /// User.
+    /// User id of the owner.
     pub uid: u64,
-    /// Group.
+    /// Group id of the owner.
     pub gid: u64,
-    /// Device of a special file.
+    /// Device number of a special file.
     pub rdev: u64,
     /// Size in bytes.
     pub size: u64,
     /// Size in 512-byte blocks.
     pub blocks: u64,
-    /// Time of the last noted access, in nanoseconds since the Unix epoch.
+    /// Time of the last recorded access, in nanoseconds since the Unix epoch.
     pub atime: i64,
-    /// Time of the last change of bytes.
+    /// Time of the last change of the file's bytes, in nanoseconds since the Unix epoch.
     pub mtime: i64,
-    /// Time of the last change.
+    /// Time of the last change of the file or its attributes, in nanoseconds since the Unix epoch.
     pub ctime: i64,
 }
 
-/// Numbers of an answer.
+/// Fixed-size part of an answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// 0, an error number of the system, or [`LEAVES`].
+    /// 0, an error number of the operating system, or [`LEAVES`].
     pub errno: u64,
-    /// Depends on the operation.
+    /// Result, whose meaning depends on the operation.
     pub value: u64,
-    /// Attributes, if the operation returns them.
+    /// Attributes of the file, if the operation returns them.
     pub stat: Stat,
 }
 
 impl Answer {
     const WORDS: usize = 13;
-    /// Bytes before the text.
+    /// Number of bytes of an answer before its text.
     pub const BYTES: usize = Self::WORDS * 8;
 
-    /// Returns the bytes before the text.
+    /// Returns the bytes of the answer that precede its text.
     #[must_use]
     pub fn encode(&self) -> [u8; Self::BYTES] {
         let stat = &self.stat;
@@ -323,7 +322,7 @@ impl Answer {
         ])
     }
 
-    /// Returns an answer; its text follows [`Self::BYTES`].
+    /// Decodes an answer, whose text starts at [`Self::BYTES`]; `None` if the message is too short.
     #[must_use]
     pub fn decode(message: &[u8]) -> Option<Self> {
         let words = take::<{ Self::WORDS }>(message)?;
@@ -359,22 +358,22 @@ impl Answer {
     }
 }
 
-/// Bytes of an [`Entry`] before its name: inode, type, and the length of the name in two bytes.
+/// Number of bytes of an [`Entry`] before its name: inode, type, and the length of the name in two bytes.
 pub const ENTRY_BYTES: usize = 11;
 
-/// An entry of a listing.
+/// An entry of a directory listing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry<'a> {
-    /// Inode.
+    /// Inode of the entry.
     pub ino: u64,
-    /// Type, as in `dirent`.
+    /// Type of the entry, as in `dirent`.
     pub kind: u8,
-    /// Name.
+    /// Name of the entry.
     pub name: &'a [u8],
 }
 
 impl<'a> Entry<'a> {
-    /// Returns the bytes before the name; `None` if the name is too long.
+    /// Returns the bytes of the entry that precede its name; `None` if the name is too long.
     #[must_use]
     pub fn encode(&self) -> Option<[u8; ENTRY_BYTES]> {
         let length = u16::try_from(self.name.len()).ok()?;
@@ -385,7 +384,7 @@ impl<'a> Entry<'a> {
         Some(bytes)
     }
 
-    /// Returns the entry at the start of the bytes, and the bytes after it.
+    /// Returns the entry at the start of `bytes`, and the bytes after the entry.
     #[must_use]
     pub fn decode(bytes: &'a [u8]) -> Option<(Self, &'a [u8])> {
         let [ino] = take::<1>(bytes)?;
@@ -403,7 +402,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn messages_round_trip_and_truncated_ones_are_refused() {
+    fn preload_messages_round_trip_and_refuse_truncation() {
         let request = Request {
             op: Op::Rename as u64,
             base: 7,
@@ -437,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_decode_in_sequence() {
+    fn preload_listing_entries_decode_in_sequence() {
         let entry = Entry {
             ino: 3,
             kind: 8,
@@ -451,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn every_operation_has_its_number() {
+    fn every_preload_operation_decodes_from_its_number() {
         for op in Op::ALL {
             assert_eq!(Op::of(op as u64), Some(op));
         }

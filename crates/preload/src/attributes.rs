@@ -1,4 +1,4 @@
-//! Attributes of files: `stat` and similar calls, rights, times, sizes, extended attributes (next: `mount/src/preload/attributes.rs`).
+//! Calls about attributes of files: `stat`, permissions, times, sizes, extended attributes (next: `mount/src/preload/attributes.rs`).
 
 use crate::c::{self, RealFunction};
 use crate::connection::{Got, Texts};
@@ -8,9 +8,9 @@ use tidemill_preload_api::{DEVICE, Op, Request, TIME_NOW, TIME_OMITTED};
 
 const HERE: c_int = libc::AT_FDCWD;
 const NONE: Texts<'static> = [&[], &[], &[]];
-/// Maximum length of a name in bytes.
+/// Maximum length of a file name in bytes.
 const NAME_MAX: i64 = 255;
-/// File system type in `statfs`: that of FUSE, which programs do not take for a local disk.
+/// File system type in `statfs`: the type of FUSE, which programs do not take for a local disk.
 const MAGIC: i64 = 0x6573_5546;
 
 fn request(op: Op) -> Request {
@@ -20,7 +20,7 @@ fn request(op: Op) -> Request {
     }
 }
 
-/// Makes a request about a descriptor, or calls the system.
+/// Sends a request about a descriptor of the cluster, or calls the operating system for another descriptor.
 fn about(
     descriptor: c_int,
     request: Request,
@@ -35,7 +35,7 @@ fn about(
     }
 }
 
-/// Whether a call is about the descriptor of its directory.
+/// Whether a call is about the file of its directory descriptor itself.
 fn itself(path: *const c_char, flags: c_int) -> bool {
     flags & libc::AT_EMPTY_PATH != 0 && c::text(path).is_empty()
 }
@@ -94,7 +94,7 @@ macro_rules! stats {
 }
 stats! { fstatat stat lstat fstat fstatat64 stat64 lstat64 fstat64 }
 
-/// Functions for programs that were built with a C library before 2.33: with a version of the structure.
+/// Defines the functions for programs that were built with a C library before 2.33, which pass a version of the structure.
 macro_rules! old_stats {
     ($($at:ident $plain:ident $link:ident $open:ident)*) => { $(
         #[unsafe(no_mangle)]
@@ -194,7 +194,7 @@ fn accessible(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_in
     })
 }
 
-/// Returns 0 if a program may be run.
+/// Returns 0 if the program at a path may be run, otherwise an error number.
 pub(crate) fn runnable(path: *const c_char) -> c_int {
     accessible(HERE, path, libc::X_OK, libc::AT_EACCESS)
 }
@@ -324,7 +324,7 @@ extern "C" fn fchown(descriptor: c_int, uid: uid_t, gid: gid_t) -> c_int {
     )
 }
 
-/// Returns times in the form of requests.
+/// Converts times to the form of requests to the file system.
 fn times_of(times: *const libc::timespec) -> Option<[i64; 2]> {
     let Some(first) = c::value(times) else {
         return Some([TIME_NOW; 2]);
@@ -386,7 +386,7 @@ extern "C" fn futimens(descriptor: c_int, times: *const libc::timespec) -> c_int
     set_times(descriptor, std::ptr::null(), times, 0)
 }
 
-/// Sets times in microseconds.
+/// Sets the times of a file, which are given in microseconds.
 fn set_micros(at: c_int, path: *const c_char, times: *const libc::timeval, flags: c_int) -> c_int {
     let (first, second) = (c::value(times), c::value(times.wrapping_add(1)));
     let (Some(first), Some(second)) = (first, second.filter(|_| !times.is_null())) else {

@@ -1,19 +1,19 @@
-//! The system and pointers of C: all unsafe code is here.
+//! System calls and pointers of C: this module has all unsafe code of the crate.
 //!
-//! Programs in C call these functions with pointers that cannot be checked; they are trusted as the C library trusts them.
+//! C programs call these functions with pointers that the functions cannot check; the functions trust the pointers like the C library does.
 
 use libc::{c_char, c_int, c_long, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 use tidemill_preload_api::{DEVICE, Stat};
 
-/// Size of a path with the zero at its end.
+/// Size in bytes of a path with its terminating zero.
 pub(crate) const PATH_SPACE: usize = tidemill_preload_api::PATH_BYTES_MAX + 1;
 
-/// Lowest and highest address of memory of programs.
+/// Lowest and highest address of a program's memory.
 const LOWEST: usize = 4096;
 const HIGHEST: usize = 1 << 56;
 
-/// Returns the error of the last call.
+/// Returns the error number of the last call.
 pub(crate) fn errno() -> c_int {
     // SAFETY: the C library returns a pointer to the thread's own number.
     unsafe { *libc::__errno_location() }
@@ -24,7 +24,7 @@ pub(crate) fn set_errno(errno: c_int) {
     unsafe { *libc::__errno_location() = errno }
 }
 
-/// Returns the result of a failed call.
+/// Sets the error number and returns the result of a failed call.
 pub(crate) fn fail(errno: c_int) -> c_long {
     set_errno(errno);
     -1
@@ -34,19 +34,19 @@ pub(crate) fn int(value: c_long) -> c_int {
     c_int::try_from(value).unwrap_or(-1)
 }
 
-/// Returns a number in the form of system calls.
+/// Converts a number to the form of a system call's arguments.
 pub(crate) fn word(value: c_int) -> usize {
     isize::try_from(value).unwrap_or(-1).cast_unsigned()
 }
 
-/// Calls the system, which sets the error number.
+/// Executes a system call, which sets the error number.
 pub(crate) fn call(number: c_long, words: [usize; 5]) -> c_long {
     let [a, b, c, d, e] = words;
     // SAFETY: the system checks its arguments; pointers are those of the program, or of buffers here.
     unsafe { libc::syscall(number, a, b, c, d, e) }
 }
 
-/// Returns memory of whole pages; null if there is none.
+/// Allocates memory of whole pages; returns null if no memory is available.
 pub(crate) fn pages(bytes: usize) -> *mut c_void {
     let (access, kind) = (
         libc::PROT_READ | libc::PROT_WRITE,
@@ -60,12 +60,12 @@ pub(crate) fn pages(bytes: usize) -> *mut c_void {
     at
 }
 
-/// Whether a text of C cannot belong to any program.
+/// Whether a C string's address cannot belong to any program.
 pub(crate) fn is_nowhere(text: *const c_char) -> bool {
     !(LOWEST..HIGHEST).contains(&(text as usize))
 }
 
-/// Returns the bytes of a text of C, without its zero; empty for an invalid text.
+/// Returns the bytes of a C string, without its terminating zero; empty for an invalid pointer.
 pub(crate) fn text<'a>(text: *const c_char) -> &'a [u8] {
     // The system refuses pointers that cannot belong to any program.
     if is_nowhere(text) {
@@ -75,7 +75,7 @@ pub(crate) fn text<'a>(text: *const c_char) -> &'a [u8] {
     unsafe { std::ffi::CStr::from_ptr(text) }.to_bytes()
 }
 
-/// Returns memory of the program.
+/// Returns a buffer of the program as a mutable slice.
 pub(crate) fn memory<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
     if at.is_null() || bytes == 0 {
         return &mut [];
@@ -84,7 +84,7 @@ pub(crate) fn memory<'a>(at: *mut c_void, bytes: usize) -> &'a mut [u8] {
     unsafe { std::slice::from_raw_parts_mut(at.cast(), bytes) }
 }
 
-/// Returns memory of the program for reading.
+/// Returns a buffer of the program as a slice.
 pub(crate) fn bytes<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
     if at.is_null() || bytes == 0 {
         return &[];
@@ -93,7 +93,7 @@ pub(crate) fn bytes<'a>(at: *const c_void, bytes: usize) -> &'a [u8] {
     unsafe { std::slice::from_raw_parts(at.cast(), bytes) }
 }
 
-/// Writes a value to a place of the program, unless it is null.
+/// Writes a value to the program's pointer `to`, unless the pointer is null.
 pub(crate) fn give<T>(to: *mut T, value: T) {
     if !to.is_null() {
         // SAFETY: the program promises that there is space for one value.
@@ -101,13 +101,13 @@ pub(crate) fn give<T>(to: *mut T, value: T) {
     }
 }
 
-/// Reads a value that the program points to.
+/// Reads the value at the program's pointer; `None` if the pointer is null.
 pub(crate) fn value<T: Copy>(from: *const T) -> Option<T> {
     // SAFETY: the program promises that there is a value, unless the pointer is null.
     (!from.is_null()).then(|| unsafe { from.read() })
 }
 
-/// Returns the elements of an array that ends with a null.
+/// Returns the elements of an array of C that ends with a null pointer.
 pub(crate) fn list<'a>(at: *const *const c_char) -> &'a [*const c_char] {
     if at.is_null() {
         return &[];
@@ -121,16 +121,16 @@ pub(crate) fn list<'a>(at: *const *const c_char) -> &'a [*const c_char] {
     unsafe { std::slice::from_raw_parts(at, length) }
 }
 
-/// Returns a zeroed value of a type of C.
+/// Returns a value of a type of C whose bytes are all zero.
 pub(crate) fn zeroed<T: PlainData>() -> T {
     // SAFETY: `PlainData` types are numbers only.
     unsafe { std::mem::zeroed() }
 }
 
-/// Types of C that consist of numbers.
+/// Types of C that consist of numbers only.
 ///
 /// # Safety
-/// All bytes zero has to be a value.
+/// A value whose bytes are all zero must be valid.
 pub(crate) unsafe trait PlainData {}
 // SAFETY: numbers only.
 unsafe impl PlainData for libc::stat {}
@@ -147,7 +147,7 @@ unsafe impl PlainData for libc::sockaddr_un {}
 // SAFETY: numbers and null pointers.
 unsafe impl PlainData for libc::msghdr {}
 
-/// A function of the C library with the same name as a function here.
+/// The C library's function that has the same name as a function of this library.
 #[derive(Debug)]
 pub(crate) struct RealFunction(AtomicPtr<c_void>, &'static std::ffi::CStr);
 
@@ -156,7 +156,7 @@ impl RealFunction {
         Self(AtomicPtr::new(std::ptr::null_mut()), name)
     }
 
-    /// Looks the function up. After that, signal handlers need no look-up.
+    /// Finds the address of the function. Later calls, also in signal handlers, need no look-up.
     pub(crate) fn find(&self) -> *mut c_void {
         let known = self.0.load(Ordering::Relaxed);
         if !known.is_null() {
@@ -169,7 +169,7 @@ impl RealFunction {
     }
 }
 
-/// Calls a [`RealFunction`] of up to six words; -1 and `ENOSYS` if the C library has none.
+/// Calls a [`RealFunction`] with up to six arguments; returns -1 and sets `ENOSYS` if the C library has no such function.
 pub(crate) fn real(function: &RealFunction, words: [usize; 6]) -> isize {
     let found = function.find();
     if found.is_null() {
@@ -203,18 +203,18 @@ pub(crate) fn stat_of(stat: &Stat) -> libc::stat {
     to
 }
 
-/// Returns the lower half of a number.
+/// Returns the lower 32 bits of a number.
 pub(crate) fn low(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
 }
 
-/// Returns nanoseconds as seconds and the rest.
+/// Splits nanoseconds into seconds and remaining nanoseconds.
 pub(crate) fn seconds(nanos: i64) -> (i64, i64) {
     const SECOND: i64 = 1_000_000_000;
     (nanos.div_euclid(SECOND), nanos.rem_euclid(SECOND))
 }
 
-/// Writes a number as decimal digits. Returns their number.
+/// Writes a number as decimal digits into `to`. Returns the number of digits.
 pub(crate) fn decimal(mut number: u64, to: &mut [u8; 20]) -> usize {
     let mut digits = [0; 20];
     let mut count = 0;
@@ -232,7 +232,7 @@ pub(crate) fn decimal(mut number: u64, to: &mut [u8; 20]) -> usize {
     count
 }
 
-/// Returns the identity of the caller; with the ids of the real user if `really`.
+/// Returns the credentials of the caller; with the ids of the real user if `really`.
 pub(crate) fn who(really: bool) -> libc::ucred {
     // SAFETY: these only ask the system and can't fail.
     unsafe {
@@ -257,7 +257,7 @@ pub(crate) fn process() -> c_int {
     unsafe { libc::getpid() }
 }
 
-/// Attaches the identity of the caller to a message that has space for it.
+/// Attaches the credentials of the caller to a message that has space for them.
 pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
     let bytes = u32::try_from(size_of::<libc::ucred>()).unwrap_or(0);
     // SAFETY: the message's control buffer is larger than one of these, and aligned for it.
@@ -273,7 +273,7 @@ pub(crate) fn attach(message: &mut libc::msghdr, who: &libc::ucred) {
     }
 }
 
-/// Returns the descriptor that is attached to a message, or -1.
+/// Returns the descriptor that is attached to a message, or -1 if none is attached.
 pub(crate) fn attached(message: &libc::msghdr) -> c_int {
     // SAFETY: the system has filled the control buffer and set its length.
     unsafe {
@@ -288,26 +288,26 @@ pub(crate) fn attached(message: &libc::msghdr) -> c_int {
     -1
 }
 
-/// Returns a variable of the environment.
+/// Returns the value of an environment variable.
 pub(crate) fn variable<'a>(name: &std::ffi::CStr) -> &'a [u8] {
     // SAFETY: the name ends with zero; the value is only read at once, before the program runs.
     let value = unsafe { libc::getenv(name.as_ptr()) };
     text(value)
 }
 
-/// Registers a function that every child of `fork` calls.
+/// Registers a function that is called in every child of `fork`.
 pub(crate) fn at_fork(child: unsafe extern "C" fn()) {
     // SAFETY: a function that takes nothing.
     unsafe { libc::pthread_atfork(None, None, Some(child)) };
 }
 
-/// Puts a text into the environment, without a copy.
+/// Adds a string `NAME=VALUE` to the environment, without copying it.
 pub(crate) fn put_variable(text: *mut c_char) {
     // SAFETY: it is valid for as long as the program runs.
     unsafe { libc::putenv(text) };
 }
 
-/// Returns the result of a function of the C library as a pointer.
+/// Converts the result of a function of the C library to a pointer.
 pub(crate) fn pointer(value: isize) -> *mut c_void {
     if value == -1 {
         // The function does not exist.
@@ -324,31 +324,30 @@ pub(crate) fn isize_of(value: c_long) -> isize {
     isize::try_from(value).unwrap_or(-1)
 }
 
-/// Returns memory that the program frees by `free`.
+/// Allocates memory that the program frees with `free`.
 pub(crate) fn allocated(bytes: usize) -> *mut c_void {
     // SAFETY: any number of bytes can be requested.
     unsafe { libc::malloc(bytes) }
 }
 
-/// Returns the value at a pointer that was made here.
+/// Returns a reference to the value at a pointer that this library created.
 pub(crate) fn reference<'a, T>(from: *mut T) -> &'a mut T {
     // SAFETY: it was made here and is not freed; a listing is used by one thread at a time, as POSIX requires.
     unsafe { &mut *from }
 }
 
-/// Returns ownership of the value at a pointer that was made here.
+/// Takes back ownership of the value at a pointer that this library created.
 pub(crate) fn owned<T>(from: *mut T) -> Box<T> {
     // SAFETY: it was made here, by `Box::into_raw`, and is not used afterwards.
     unsafe { Box::from_raw(from) }
 }
 
-/// Returns the lower half of the result of a function of the C library: the rest of the word may be anything.
+/// Returns the lower 32 bits of the result of a function of the C library, whose upper bits are undefined.
 pub(crate) fn int_of(value: isize) -> c_int {
     let [a, b, c, d, ..] = value.to_le_bytes();
     c_int::from_le_bytes([a, b, c, d])
 }
 
-/// Returns the environment of this program.
 pub(crate) fn environment() -> *const *const c_char {
     unsafe extern "C" {
         static environ: *const *const c_char;

@@ -1,7 +1,7 @@
-//! Requests to the file system: one at a time on a connection; a few connections are kept (next: `mount/src/preload/socket.rs`).
+//! Requests to the file system: one request at a time on each connection; a few connections are kept (next: `mount/src/preload/socket.rs`).
 //!
-//! A connection is used by one thread at a time and only by the process that made it: a child of `vfork`, which shares the memory of its
-//! parent, makes a new connection for each request.
+//! A connection is used by one thread at a time and only by the process that opened it: a child of `vfork`, which shares the memory of its
+//! parent, opens a new connection for each request.
 
 use crate::c;
 use crate::target;
@@ -9,19 +9,18 @@ use libc::{c_int, c_void};
 use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 use tidemill_preload_api::{Answer, LEAVES, Request};
 
-/// Number of connections that are kept.
 const KEPT_MAX: usize = 16;
-/// Lowest number of their descriptors, above the numbers that programs rely on.
+/// Lowest descriptor number of kept connections, above the numbers that programs rely on.
 const DESCRIPTORS_AT: u64 = 768;
-/// Number of attempts to reach a busy file system, a millisecond apart.
+/// Maximum number of attempts to reach a busy file system, a millisecond apart.
 const TRIES_MAX: u32 = 2000;
-/// Space for the descriptor of an answer, and for the sender of a request.
+/// Size in bytes of the space for the descriptor of an answer, and for the credentials of a request.
 const CONTROL_BYTES: usize = 64;
 
-/// A connection that is kept: 0 for none, -1 for one in use, else the descriptor plus 1.
+/// A kept connection: 0 for none, -1 for a connection in use, else the descriptor plus 1.
 struct KeptConnection {
     descriptor: AtomicI32,
-    /// The socket's inode: a program may have closed the descriptor and opened another one.
+    /// Inode of the socket, because a program may have closed the descriptor and opened another file under its number.
     inode: AtomicU64,
 }
 
@@ -32,21 +31,20 @@ static KEPT: [KeptConnection; KEPT_MAX] = [const {
     }
 }; KEPT_MAX];
 
-/// An answer.
+/// Answer to a request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Got {
     pub(crate) answer: Answer,
-    /// Length of its text in bytes.
+    /// Length of the answer's text in bytes.
     pub(crate) length: usize,
-    /// Descriptor of the answer, or -1.
+    /// Descriptor that is attached to the answer, or -1.
     pub(crate) descriptor: c_int,
 }
 
-/// Outcome of a request.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestOutcome {
     Done(Got),
-    /// The path leaves the cluster; the text has the path on the host.
+    /// The path leaves the cluster; the text has this length and contains the path on the host.
     Leaves(usize),
     Failed(c_int),
 }
@@ -54,7 +52,7 @@ pub(crate) enum RequestOutcome {
 /// Texts of a request: path, second path or name, value.
 pub(crate) type Texts<'a> = [&'a [u8]; 3];
 
-/// Drops all connections after `fork`: they belong to the parent.
+/// Drops all connections after `fork`, because they belong to the parent.
 pub(crate) fn forget() {
     for kept in &KEPT {
         let descriptor = kept.descriptor.swap(0, Ordering::Relaxed);
@@ -79,7 +77,7 @@ fn is_socket(descriptor: c_int, expected: u64) -> bool {
     inode(descriptor) == Some(expected)
 }
 
-/// Returns a connection, and its place if it is kept.
+/// Returns a connection, and its entry if the connection is kept.
 fn take() -> Result<(c_int, Option<&'static KeptConnection>), c_int> {
     if target::is_child() {
         return connect().map(|descriptor| (descriptor, None));
@@ -189,12 +187,12 @@ fn connect() -> Result<c_int, c_int> {
     Err(libc::ENOTCONN)
 }
 
-/// Sends a request with the rights of the effective user. The text of the answer is written to `space`.
+/// Sends a request with the rights of the effective user. Writes the text of the answer to `space`.
 pub(crate) fn ask(request: Request, texts: Texts<'_>, space: &mut [u8]) -> RequestOutcome {
     ask_as(request, texts, space, false)
 }
 
-/// As [`ask`]; with the rights of the real user if `really`, as `access` does.
+/// Sends a request like [`ask`]; with the rights of the real user if `really`, as `access` does.
 pub(crate) fn ask_as(
     mut request: Request,
     texts: Texts<'_>,
@@ -257,7 +255,7 @@ fn part(bytes: &[u8]) -> libc::iovec {
     }
 }
 
-/// Sends a request and its sender, which the kernel checks.
+/// Sends a request and the credentials of its sender, which the Linux kernel checks.
 fn send(descriptor: c_int, head: &[u8], texts: [&[u8]; 4], really: bool) -> Result<(), c_int> {
     let [a, b, v, d] = texts;
     let mut parts = [part(head), part(a), part(b), part(v), part(d)];

@@ -1,4 +1,4 @@
-//! Calls about open files that the system cannot answer alone (next: `mount/src/preload/open_files.rs`).
+//! Calls about open files that the operating system cannot answer alone (next: `mount/src/preload/open_files.rs`).
 
 use crate::c;
 use crate::target::{self, DescriptorKind};
@@ -6,7 +6,7 @@ use libc::{c_int, c_long, off_t};
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_preload_api::{HANDLES_AT, Op, Request};
 
-/// Number of descriptors for which the need to report their close is noted.
+/// Number of descriptors for which the library records whether their close must be reported.
 const NOTED_MAX: usize = 65_536;
 
 static NOTED: [AtomicU64; NOTED_MAX / 64] = [const { AtomicU64::new(0) }; NOTED_MAX / 64];
@@ -16,8 +16,8 @@ fn noted(descriptor: c_int) -> Option<(&'static AtomicU64, u64)> {
     Some((NOTED.get(at / 64)?, 1 << (at % 64)))
 }
 
-/// Notes whether changes through a descriptor have to be transferred at its close, so that errors can be reported. Without a note the
-/// changes are transferred as well, but errors are not reported.
+/// Records whether changes through a descriptor have to be transferred at its close, so that errors can be reported. Without a record the
+/// changes are transferred as well, but their errors are not reported.
 pub(crate) fn note(descriptor: c_int, tell: bool) {
     if let Some((word, bit)) = noted(descriptor) {
         if tell {
@@ -28,7 +28,7 @@ pub(crate) fn note(descriptor: c_int, tell: bool) {
     }
 }
 
-/// Whether the close of a descriptor has to be reported.
+/// Whether the close of a descriptor must be reported to the file system.
 pub(crate) fn is_noted(descriptor: c_int) -> bool {
     noted(descriptor).is_some_and(|(word, bit)| word.load(Ordering::Relaxed) & bit != 0)
 }
@@ -40,7 +40,7 @@ fn request(op: Op) -> Request {
     }
 }
 
-/// Prepares the close of a descriptor: transfers changes of a copy. Returns the result for `close`.
+/// Prepares the close of a descriptor: transfers the changes of a local copy. Returns the result for `close`.
 pub(crate) fn before_close(descriptor: c_int) -> Result<(), c_int> {
     let Some((word, bit)) = noted(descriptor) else {
         return Ok(());
@@ -112,7 +112,7 @@ const LOCKS: [c_int; 6] = [
     libc::F_OFD_SETLKW,
 ];
 
-/// Returns the lock without the bytes that mark the file as open, which are after all bytes that programs use.
+/// Returns the lock without the bytes that mark files as open, which are after all bytes that programs use.
 fn cut(lock: libc::flock) -> libc::flock {
     let end = i64::try_from(HANDLES_AT).unwrap_or(i64::MAX);
     let mut cut = lock;

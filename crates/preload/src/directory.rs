@@ -8,10 +8,10 @@ use libc::{DIR, c_char, c_int, c_long, c_void, size_t};
 use tidemill_preload_api::{ENTRY_BYTES, Entry, LISTING_BYTES_MAX, Op, Request};
 
 const HERE: c_int = libc::AT_FDCWD;
-/// First bytes of a listing of this library; those of the C library begin with a descriptor.
+/// First bytes of a listing that this library created; a listing of the C library begins with a descriptor.
 const OURS: u64 = 0x7469_6465_6d69_6c6c;
 
-/// Maximum number of names of a file that programs may expect.
+/// Maximum number of hard links of a file that programs may expect.
 const LINKS_MAX: c_long = 127;
 
 static OPENDIR: RealFunction = RealFunction::new(c"opendir");
@@ -104,7 +104,7 @@ extern "C" fn fchdir(descriptor: c_int) -> c_int {
     }
 }
 
-/// Returns the prefix and a path in the cluster as one path, and its length.
+/// Joins the prefix and a path in the cluster to one path in `to`. Returns the length of the path.
 fn outer(inside: &[u8], to: &mut target::PathBuffer) -> usize {
     let mut prefix = [0; 300];
     let length = target::prefix(&mut prefix);
@@ -114,7 +114,7 @@ fn outer(inside: &[u8], to: &mut target::PathBuffer) -> usize {
     length + inside.len()
 }
 
-/// Returns a text to a program that has `bytes` of space at `to`; without `to` the program gets new memory.
+/// Copies a text to a program that has `bytes` of space at `to`; if `to` is null, the program gets new memory.
 fn hand(text: &[u8], to: *mut c_char, bytes: size_t) -> *mut c_char {
     if !to.is_null() && bytes <= text.len() {
         c::set_errno(if bytes == 0 {
@@ -223,7 +223,7 @@ extern "C" fn pathconf(path: *const c_char, name: c_int) -> c_long {
     })
 }
 
-/// A listing of a directory of the cluster. It has all entries from the time when it began.
+/// Listing of a directory of the cluster, with all entries from the time when the listing began.
 #[repr(C)]
 struct ClusterListing {
     ours: u64,
@@ -231,7 +231,7 @@ struct ClusterListing {
     ino: u64,
     entries: Vec<u8>,
     begun: bool,
-    /// Offset of the next entry.
+    /// Offset of the next entry in the listing.
     at: usize,
     shown: libc::dirent64,
 }
@@ -304,7 +304,7 @@ impl ClusterListing {
     }
 }
 
-/// Returns the listing, if it is one of this library.
+/// Returns the listing of a `DIR` pointer, if this library created the listing.
 fn ours<'a>(directory: *mut DIR) -> Option<&'a mut ClusterListing> {
     let begins: u64 = c::value(directory.cast())?;
     (begins == OURS).then(|| c::reference(directory.cast::<ClusterListing>()))
@@ -455,7 +455,7 @@ extern "C" fn dirfd(directory: *mut DIR) -> c_int {
 type ScanFilter = Option<extern "C" fn(*const c_void) -> c_int>;
 type Compare = Option<extern "C" fn(*const c_void, *const c_void) -> c_int>;
 
-/// As `scandir`, which lists inside the C library.
+/// Lists a directory like `scandir`, which lists inside the C library.
 fn scanned(
     path: *const c_char,
     to: *mut *mut *mut libc::dirent64,

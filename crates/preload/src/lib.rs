@@ -1,14 +1,14 @@
-//! `libtidemill_preload.so`: functions with the names of the C library's, for programs that do not know the cluster.
+//! `libtidemill_preload.so`: functions with the names of the C library's functions, for programs that do not know the cluster.
 //!
 //! Calls about paths below the prefix, or about open files of the cluster, are sent to the process that has the file system (next:
-//! `mount/src/preload/mod.rs`). All other calls are passed to the system unchanged. An open file is a descriptor from that process, so
-//! reading, writing, mapping, seeking, duplicating and passing on are not intercepted at all.
+//! `mount/src/preload/mod.rs`). All other calls are passed to the operating system unchanged. An open file is a descriptor from that
+//! process, so the library does not intercept reading, writing, mapping, seeking, duplicating and passing on.
 //!
-//! **The library keeps no state about descriptors**: the name in `/proc/self/fd` shows the kind of a descriptor. So no state has to be
-//! maintained through `dup`, `fork`, `vfork`, `exec` and threads. The only state of a process is its working directory, if that is in the
-//! cluster; the environment passes it on.
+//! **The library keeps no state about descriptors**: the link in `/proc/self/fd` shows the kind of a descriptor. So no state has to be
+//! maintained through `dup`, `fork`, `vfork`, `exec` and threads. The only state of a process is its working directory, if it is in the
+//! cluster; an environment variable passes it to child processes.
 //!
-//! Functions that POSIX allows in signal handlers neither allocate nor lock here.
+//! The library's functions that POSIX allows in signal handlers neither allocate nor lock.
 //!
 //! | file | subject |
 //! |---|---|
@@ -34,7 +34,7 @@ mod programs;
 mod stdio;
 mod target;
 
-/// Runs when the library is loaded, before the program.
+/// Initialiser that runs when the library is loaded, before the program.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static BEGIN: extern "C" fn() = begin;

@@ -1,4 +1,4 @@
-//! Creates, renames and removes names (next: `mount/src/preload/answer.rs`).
+//! Calls that create, rename and remove names (next: `mount/src/preload/answer.rs`).
 
 use crate::c;
 use crate::connection::{self, RequestOutcome};
@@ -195,7 +195,7 @@ extern "C" fn remove(path: *const c_char) -> c_int {
     removed
 }
 
-/// Makes a call about two paths: both in the cluster, or both on the host.
+/// Executes a call about two paths, which must both be in the cluster, or both on the host.
 fn two(
     mut request: Request,
     from: (c_int, *const c_char),

@@ -1,4 +1,4 @@
-//! Opens files (next: `mount/src/preload/opening.rs`).
+//! Calls that open files (next: `mount/src/preload/opening.rs`).
 
 use crate::c;
 use crate::descriptors;
@@ -6,7 +6,7 @@ use crate::target::{self, PathCall};
 use libc::{c_char, c_int, c_uint, mode_t};
 use tidemill_preload_api::{ASYNCHRONOUS, Op};
 
-/// Opens a file.
+/// Opens a file, in the cluster or on the host.
 pub(crate) fn opened(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     let call = PathCall::new(Op::Open, directory, path).with(|request| {
         request.flags = flags.cast_unsigned().into();
@@ -93,10 +93,10 @@ extern "C" fn __openat64_2(directory: c_int, path: *const c_char, flags: c_int) 
 /// Maximum number of names that `mkstemp` and similar functions try.
 const NAMES_MAX: u32 = 10_000;
 const LETTERS: &[u8; 62] = b"abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789";
-/// Number of letters that are replaced in a template.
+/// Number of characters of a template that are replaced by random characters.
 const HOLES: usize = 6;
 
-/// Fills the holes of a template until `make` succeeds.
+/// Replaces the last characters of a template until `make` succeeds.
 fn temporary(template: *mut c_char, suffix: c_int, make: impl Fn(*const c_char) -> c_int) -> c_int {
     let length = c::text(template).len();
     let suffix = usize::try_from(suffix).unwrap_or(usize::MAX);
@@ -184,7 +184,7 @@ extern "C" fn mkdtemp(template: *mut c_char) -> *mut c_char {
     }
 }
 
-/// Returns the flags of `open` for a mode of `fopen`.
+/// Returns the flags of `open` for a mode string of `fopen`; `None` if the string is invalid.
 pub(crate) fn flags_of(mode: &[u8]) -> Option<c_int> {
     let end = mode.iter().position(|&byte| byte == b',');
     let mode = &mode[..end.unwrap_or(mode.len())];

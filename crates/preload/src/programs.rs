@@ -1,19 +1,19 @@
-//! Programs that are started: they get the working directory and this library, and may be stored in the cluster themselves.
+//! Starts of programs: a started program gets the working directory and this library, and may be stored in the cluster.
 
 use crate::c::{self, RealFunction};
 use crate::open::opened;
 use crate::target::{self, ResolvedPath};
 use libc::{c_char, c_int, c_void, pid_t};
 
-/// Maximum number of variables that are added to an environment.
+/// Maximum number of variables that the library adds to an environment.
 const ADDED: usize = 5;
-/// Maximum length of the first line of a script in bytes, as in the system.
+/// Maximum length in bytes of the first line of a script, as on Linux.
 const LINE_BYTES_MAX: usize = 256;
-/// Maximum depth of interpreters.
+/// Maximum depth of interpreters that are scripts.
 const DEPTH_MAX: u32 = 4;
 /// Default value of `PATH`.
 const PATH: &[u8] = b"/bin:/usr/bin";
-/// Number of bytes copied of a program at once.
+/// Number of bytes of a program that are copied at once.
 const COPY_BYTES: usize = 1 << 16;
 
 static SPAWN: RealFunction = RealFunction::new(c"posix_spawn");
@@ -24,7 +24,7 @@ pub(crate) fn find() {
 
 type Strings = *const *const c_char;
 
-/// Memory of whole pages, which needs no lock.
+/// Memory of whole pages, whose allocation needs no lock.
 struct PageMemory {
     at: *mut c_void,
     bytes: usize,
@@ -50,7 +50,7 @@ struct Environment {
     pages: PageMemory,
 }
 
-/// Prefixes of this library's variables.
+/// Prefixes of the library's environment variables.
 const OURS: [&[u8]; 5] = [
     b"TIDEMILL_PRELOAD_CWD=",
     b"TIDEMILL_PRELOAD_SOCKET=",
@@ -132,7 +132,7 @@ fn execute(path: *const c_char, arguments: Strings, environment: Strings) -> c_i
     c::int(c::call(libc::SYS_execve, words))
 }
 
-/// Runs a program in place of this one; `given` is its environment.
+/// Runs a program in place of this program; `given` is the new program's environment.
 fn run(path: *const c_char, arguments: Strings, given: Strings) -> c_int {
     if !target::is_on() {
         return execute(path, arguments, given);
@@ -151,7 +151,7 @@ fn is_host(path: *const c_char) -> bool {
     )
 }
 
-/// Runs a program, which may be in the cluster.
+/// Runs a program, which may be stored in the cluster, in place of this program.
 fn launch(path: *const c_char, arguments: Strings, environment: Strings, depth: u32) -> c_int {
     if is_host(path) {
         return execute(path, arguments, environment);
@@ -191,7 +191,7 @@ fn shut(descriptor: c_int) {
     c::call(libc::SYS_close, [c::word(descriptor), 0, 0, 0, 0]);
 }
 
-/// Returns a copy in memory of a program in the cluster: an object file cannot be run.
+/// Returns the descriptor of a copy in memory of a program in the cluster, because an object file cannot be run.
 fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     if crate::attributes::runnable(path) != 0 {
         return Err(c::errno());
@@ -233,7 +233,7 @@ fn fetched(path: *const c_char) -> Result<c_int, c_int> {
     }
 }
 
-/// Returns the interpreter that a script names, and its argument.
+/// Returns the interpreter that a script's first line names, and the interpreter's argument.
 fn interpreter_of(program: c_int, line: &mut [u8; LINE_BYTES_MAX]) -> Option<(&[u8], &[u8])> {
     let words = [
         c::word(program),
@@ -251,7 +251,7 @@ fn interpreter_of(program: c_int, line: &mut [u8; LINE_BYTES_MAX]) -> Option<(&[
     (!name.is_empty()).then_some((name, argument.trim_ascii_start()))
 }
 
-/// Runs a script by its interpreter, which opens the script by its path.
+/// Runs the interpreter of a script, which opens the script by its path.
 fn interpreted(
     (interpreter, argument): (&[u8], &[u8]),
     path: *const c_char,
@@ -299,7 +299,7 @@ extern "C" fn execv(path: *const c_char, arguments: Strings) -> c_int {
     run(path, arguments, c::environment())
 }
 
-/// Tries a program in every directory of `PATH`.
+/// Calls `attempt` for a program in every directory of `PATH`, until it succeeds.
 fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int) -> c_int {
     let name = c::text(file);
     if name.is_empty() {
@@ -337,7 +337,7 @@ fn searched(file: *const c_char, mut attempt: impl FnMut(*const c_char) -> c_int
     c::int(c::fail(errno))
 }
 
-/// As `execvp`: the shell runs a file of an unknown format.
+/// Runs a program like `execvp`: the shell runs a file of an unknown format.
 fn run_searched(file: *const c_char, arguments: Strings, environment: Strings) -> c_int {
     searched(file, |path| {
         let failed = run(path, arguments, environment);
@@ -362,7 +362,7 @@ extern "C" fn execvpe(file: *const c_char, arguments: Strings, environment: Stri
     run_searched(file, arguments, environment)
 }
 
-/// Starts a program as a child. Returns an error number, as `posix_spawn` does.
+/// Starts a program as a child process. Returns an error number, like `posix_spawn`.
 fn spawn(
     path: *const c_char,
     (pid, actions, attributes): (*mut pid_t, *const c_void, *const c_void),

@@ -1,4 +1,4 @@
-//! Streams: the C library opens their files internally, so this module opens them instead (next: `preload/src/open.rs`).
+//! Calls about streams, whose files the C library opens internally, so this module opens them instead (next: `preload/src/open.rs`).
 
 use crate::c::{self, RealFunction};
 use crate::descriptors;
@@ -69,7 +69,7 @@ extern "C" fn fopen64(path: *const c_char, mode: *const c_char) -> *mut FILE {
     stream(path, mode)
 }
 
-/// Replaces the file of a stream.
+/// Replaces the file of a stream, like `freopen`.
 fn turned(path: *const c_char, mode: *const c_char, stream: *mut FILE) -> *mut FILE {
     let at = stream as usize;
     if path.is_null() || is_host(path) {
@@ -117,7 +117,7 @@ extern "C" fn freopen64(path: *const c_char, mode: *const c_char, stream: *mut F
     turned(path, mode, stream)
 }
 
-/// Closes a stream; changes of a copy are transferred before, so that errors can be reported.
+/// Closes a stream. Changes of a local copy are transferred before the close, so that errors can be reported.
 fn close_stream(stream: *mut FILE) -> c_int {
     let at = stream as usize;
     let mut outcome = Ok(());

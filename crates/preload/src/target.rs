@@ -1,4 +1,4 @@
-//! Targets of paths and descriptors, and the working directory if that is in the cluster (next: `preload/src/connection.rs`).
+//! Targets of paths and descriptors, and the working directory if it is in the cluster (next: `preload/src/connection.rs`).
 
 use crate::c;
 use crate::connection::{self, Got, RequestOutcome, Texts};
@@ -11,12 +11,12 @@ use tidemill_preload_api::{COPIES, DIRECTORIES, Op, PATH_BYTES_MAX, Request, WRI
 const PREFIX_MAX: usize = 256;
 /// Maximum number of names of a path that are examined to find the prefix after `..`.
 const DEPTH_MAX: usize = 64;
-/// First bytes of the environment variable with the working directory.
+/// Environment variable with the working directory, up to its value.
 const DIRECTORY: &[u8] = b"TIDEMILL_PRELOAD_CWD=";
-/// Number of attempts to read a working directory during its change.
+/// Maximum number of attempts to read the working directory while another thread changes it.
 const READ_TRIES: u32 = 100_000;
 
-/// Memory that is written at the start, or guarded by a sequence number.
+/// Bytes that are written only at the start, or that a sequence number guards.
 struct GuardedBytes<const N: usize>(UnsafeCell<[u8; N]>);
 // SAFETY: see its uses.
 unsafe impl<const N: usize> Sync for GuardedBytes<N> {}
@@ -25,7 +25,7 @@ impl<const N: usize> GuardedBytes<N> {
     const fn new() -> Self {
         Self(UnsafeCell::new([0; N]))
     }
-    /// Copies the content; the reader discards a copy that was made during a change.
+    /// Copies the content; the reader discards a copy if the content changed during the call.
     fn read(&self, from: usize, to: &mut [u8]) {
         let length = to.len().min(N - from.min(N));
         // SAFETY: within the array; no value of a byte is invalid.
@@ -51,18 +51,18 @@ static SOCKET: GuardedBytes<108> = GuardedBytes::new();
 static SOCKET_LENGTH: AtomicUsize = AtomicUsize::new(0);
 static PREFIX: GuardedBytes<PREFIX_MAX> = GuardedBytes::new();
 static PREFIX_LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// Value of `LD_PRELOAD` when the program began.
+/// Value of `LD_PRELOAD` when the program started.
 static LIBRARY: GuardedBytes<{ c::PATH_SPACE }> = GuardedBytes::new();
 static LIBRARY_LENGTH: AtomicUsize = AtomicUsize::new(0);
-/// Whether closed files are stored later.
+/// Whether closed files are stored asynchronously.
 static WRITES_ASYNCHRONOUSLY: AtomicBool = AtomicBool::new(false);
 static READY: AtomicBool = AtomicBool::new(false);
-/// Process that owns this memory; a child of `vfork` is another process.
+/// Id of the process that owns this memory; a child of `vfork` is another process.
 static PROCESS: AtomicI32 = AtomicI32::new(0);
 
-/// A working directory: its path in the cluster, empty if it is on the host. The environment contains it, too.
+/// Working directory as a path in the cluster; empty if it is on the host. An environment variable contains the path, too.
 struct Working {
-    /// Odd during a change.
+    /// Sequence number that is odd during a change.
     turn: AtomicU32,
     bytes: GuardedBytes<{ DIRECTORY.len() + c::PATH_SPACE }>,
     length: AtomicUsize,
@@ -101,11 +101,11 @@ impl Working {
 }
 
 static WORKING: Working = Working::new();
-/// Working directory of a child of `vfork`, which must not change its parent's.
+/// Working directory of a child of `vfork`, which must not change its parent's working directory.
 static CHILDS: Working = Working::new();
 static CHILD: AtomicI32 = AtomicI32::new(0);
 
-/// Reads the environment.
+/// Reads the prefix, the socket and the working directory from the environment.
 pub(crate) fn begin() {
     PROCESS.store(c::process(), Ordering::Relaxed);
     let socket = c::variable(c"TIDEMILL_PRELOAD_SOCKET");
@@ -146,35 +146,35 @@ extern "C" fn after_fork() {
     connection::forget();
 }
 
-/// Whether there is a cluster.
+/// Whether the program uses a cluster.
 pub(crate) fn is_on() -> bool {
     READY.load(Ordering::Acquire)
 }
 
-/// Whether closed files are stored later.
+/// Whether closed files are stored asynchronously.
 pub(crate) fn writes_asynchronously() -> bool {
     WRITES_ASYNCHRONOUSLY.load(Ordering::Relaxed)
 }
 
-/// Whether this is a child that shares the memory of its parent.
+/// Whether this process is a child of `vfork` that shares the memory of its parent.
 pub(crate) fn is_child() -> bool {
     PROCESS.load(Ordering::Relaxed) != c::process()
 }
 
-/// Copies the prefix. Returns its length.
+/// Copies the prefix of the cluster's paths into `to`. Returns its length in bytes.
 pub(crate) fn prefix(to: &mut [u8; 300]) -> usize {
     let length = PREFIX_LENGTH.load(Ordering::Relaxed);
     PREFIX.read(0, &mut to[..length]);
     length
 }
 
-/// Returns the value of `LD_PRELOAD` when the program began.
+/// Returns the value of `LD_PRELOAD` when the program started.
 pub(crate) fn library() -> &'static [u8] {
     let length = LIBRARY_LENGTH.load(Ordering::Relaxed);
     c::bytes(LIBRARY.at().cast_const().cast(), length)
 }
 
-/// Copies the socket's path. Returns its length.
+/// Copies the path of the file system's socket into `to`. Returns its length in bytes.
 pub(crate) fn socket(to: &mut [u8; 108]) -> usize {
     let length = SOCKET_LENGTH.load(Ordering::Relaxed);
     SOCKET.read(0, &mut to[..length]);
@@ -193,7 +193,7 @@ pub(crate) fn address() -> libc::sockaddr_un {
     address
 }
 
-/// Copies the working directory as a path in the cluster; 0 bytes if it is on the host.
+/// Copies the working directory as a path in the cluster into `to`. Returns its length, which is 0 if the working directory is on the host.
 pub(crate) fn working(to: &mut [u8]) -> usize {
     if !is_on() {
         return 0;
@@ -204,7 +204,7 @@ pub(crate) fn working(to: &mut [u8]) -> usize {
     WORKING.get(to)
 }
 
-/// Sets the working directory; empty: on the host.
+/// Sets the working directory to a path in the cluster; an empty path means that the working directory is on the host.
 pub(crate) fn set_working(path: &[u8]) {
     if is_child() {
         CHILDS.set(path);
@@ -214,18 +214,18 @@ pub(crate) fn set_working(path: &[u8]) {
     }
 }
 
-/// Target of a path.
+/// Target of a path: the host or the cluster.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ResolvedPath<'a> {
     Host,
-    /// A path in the cluster, relative to the directory of that inode unless it is absolute.
+    /// The path is in the cluster, relative to the directory with this inode unless the path is absolute.
     Cluster(u64, &'a [u8]),
 }
 
-/// Space for a path that is assembled.
+/// Buffer in which a path is assembled.
 pub(crate) type PathBuffer = [u8; 2 * c::PATH_SPACE];
 
-/// Returns the part of an absolute path after the prefix.
+/// Returns the part of an absolute path after the prefix; `None` if the path is not in the cluster.
 fn inside(path: &[u8]) -> Option<&[u8]> {
     let mut prefix = [0; 300];
     let length = self::prefix(&mut prefix);
@@ -256,7 +256,7 @@ fn inside(path: &[u8]) -> Option<&[u8]> {
     }
 }
 
-/// Returns the target of a path that begins at the directory of a descriptor.
+/// Returns the target of a path that is relative to the directory of a descriptor.
 pub(crate) fn of<'a>(
     directory: c_int,
     path: &'a [u8],
@@ -295,17 +295,17 @@ pub(crate) fn of<'a>(
     Ok(ResolvedPath::Cluster(0, &space[..=length + path.len()]))
 }
 
-/// Kind of a descriptor.
+/// Kind of file that a descriptor refers to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum DescriptorKind {
     Host,
-    /// A directory of the cluster, by its inode.
+    /// The descriptor refers to a directory of the cluster with this inode.
     Directory(u64),
-    /// Perhaps a file of the cluster: its device and inode on this host.
+    /// The descriptor may refer to a file of the cluster, with this device number and inode on this host.
     File(u64, u64),
 }
 
-/// Returns the kind of a descriptor, from its name in the system.
+/// Returns the kind of a descriptor, from its link in `/proc/self/fd`.
 pub(crate) fn kind(descriptor: c_int) -> DescriptorKind {
     if !is_on() || descriptor < 0 {
         return DescriptorKind::Host;
@@ -318,7 +318,7 @@ pub(crate) fn kind(descriptor: c_int) -> DescriptorKind {
     kind_of(descriptor, &stat)
 }
 
-/// As [`kind`], for a descriptor whose attributes on this host are known.
+/// Returns the kind of a descriptor like [`kind`], if the descriptor's attributes on this host are known.
 pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> DescriptorKind {
     let is = stat.st_mode & libc::S_IFMT;
     if !is_on() || ![libc::S_IFREG, libc::S_IFDIR].contains(&is) {
@@ -353,7 +353,7 @@ pub(crate) fn kind_of(descriptor: c_int, stat: &libc::stat) -> DescriptorKind {
     DescriptorKind::Host
 }
 
-/// Returns the name of a descriptor in the system.
+/// Returns the target of a descriptor's link in `/proc/self/fd`.
 fn name_of(descriptor: c_int, to: &mut [u8; c::PATH_SPACE]) -> &[u8] {
     let mut path = *b"/proc/self/fd/\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
     let mut digits = [0; 20];
@@ -370,14 +370,14 @@ fn name_of(descriptor: c_int, to: &mut [u8; c::PATH_SPACE]) -> &[u8] {
     &to[..usize::try_from(length).unwrap_or(0)]
 }
 
-/// Returns the number at the start of a name, if only the note of a deletion follows.
+/// Returns the number at the start of a name, if only Linux's suffix for deleted files follows.
 fn number(name: &[u8]) -> Option<u64> {
     let name = name.strip_suffix(b" (deleted)").unwrap_or(name);
     std::str::from_utf8(name).ok()?.parse().ok()
 }
 
-/// Whether a path has the form of an object file: `objects/`, two digits, and sixteen digits or, before the file has a name, the system's
-/// text for such files.
+/// Whether a path has the form of an object file: `objects/`, two digits, and sixteen digits (or, before the file has a name, Linux's text
+/// for files without a name).
 fn is_object(path: &[u8]) -> bool {
     let path = path.strip_suffix(b" (deleted)").unwrap_or(path);
     let mut parts = path.rsplit(|&byte| byte == b'/');
@@ -388,14 +388,14 @@ fn is_object(path: &[u8]) -> bool {
     (hex(object, 16) || object.starts_with(b"#")) && hex(directory, 2) && objects == b"objects"
 }
 
-/// A call about a path: asks the cluster, or calls the system with the path or with the path on the host to which it leaves the cluster.
+/// A call about a path: sends a request to the cluster, or calls the operating system with the host's path to which the path leads.
 pub(crate) struct PathCall<'a> {
     pub(crate) directory: c_int,
     pub(crate) path: *const c_char,
     pub(crate) request: Request,
-    /// The second text and the third.
+    /// Second text and third text of the request.
     pub(crate) more: [&'a [u8]; 2],
-    /// Whether the rights of the real user are used.
+    /// Whether the call uses the rights of the real user id.
     pub(crate) really: bool,
 }
 
@@ -428,7 +428,7 @@ impl<'a> PathCall<'a> {
         self
     }
 
-    /// Makes the call: `host` calls the system, `done` takes the answer; the answer's text is written to `space`.
+    /// Executes the call: `host` calls the operating system; `done` receives the answer of the cluster, whose text is written to `space`.
     pub(crate) fn make(
         mut self,
         space: &mut [u8],
@@ -460,13 +460,13 @@ impl<'a> PathCall<'a> {
         }
     }
 
-    /// As [`Self::make`], for a call with an empty answer.
+    /// Executes a call whose answer has no text, like [`Self::make`].
     pub(crate) fn simply(self, host: impl Fn(c_int, *const c_char) -> c_long) -> c_int {
         c::int(self.make(&mut [], host, |_, _| 0))
     }
 }
 
-/// Makes a request about an open file or directory of the cluster; `None` if the descriptor is neither.
+/// Sends a request about an open file or directory of the cluster; `None` if the descriptor refers to neither.
 pub(crate) fn about(
     descriptor: c_int,
     mut request: Request,

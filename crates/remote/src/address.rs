@@ -12,10 +12,10 @@ const SCHEME_BYTES_MAX: usize = 8;
 const SSH_PORT: u16 = 22;
 /// Maximum depth of nested directories.
 pub(crate) const DEPTH_MAX: usize = 256;
-/// Maximum length of a file name in bytes, as on most systems.
+/// Maximum length of a file name in bytes, as on most operating systems.
 pub(crate) const NAME_BYTES_MAX: usize = 255;
 
-/// Address without any key: all users of a cluster can read it.
+/// Address of a store. The address contains no key, because all users of a cluster can read it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RemoteAddress {
     uri: String,
@@ -24,7 +24,7 @@ pub struct RemoteAddress {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RemoteKind {
-    /// Path of the directory.
+    /// Directory of this host, with its path.
     Directory(String),
     S3 {
         bucket: String,
@@ -32,7 +32,7 @@ pub(crate) enum RemoteKind {
         endpoint: Option<String>,
         region: String,
     },
-    /// Address of the server, and the directory on it.
+    /// WebDAV server: its address, and the directory on the server.
     WebDav(String, String),
     Http(String, String),
     Sftp {
@@ -40,9 +40,9 @@ pub(crate) enum RemoteKind {
         port: Option<u16>,
         root: String,
     },
-    /// Address of the name node, and the directory on it.
+    /// HDFS through WebHDFS: address of the name node, and the directory on it.
     WebHdfs(String, String),
-    /// HDFS by its own protocol: address of the name node, and the directory on it.
+    /// HDFS through its own protocol: address of the name node, and the directory on it.
     Hdfs(String, String),
     Gcs {
         bucket: String,
@@ -57,7 +57,7 @@ pub(crate) enum RemoteKind {
 }
 
 impl RemoteKind {
-    /// Returns the values that identify a store among stores of all kinds, and the directory in it.
+    /// Returns the values that identify the store among stores of all kinds, and the directory in the store.
     fn parts(&self) -> ([String; 3], &str) {
         let [scheme, host, more, root] = match self {
             Self::Directory(root) => ["file", "", "", root],
@@ -90,7 +90,7 @@ impl RemoteKind {
     }
 }
 
-/// Returns host and port of an address. The host must not look like an option of a program.
+/// Returns host and port of an address; `None` if the host could be taken for an option of a program.
 fn host_and_port(host: &str) -> Option<(String, Option<u16>)> {
     let (host, port) = match host.strip_prefix('[') {
         Some(rest) => rest.split_once(']')?,
@@ -106,7 +106,7 @@ fn host_and_port(host: &str) -> Option<(String, Option<u16>)> {
     good.then(|| (host.to_owned(), port))
 }
 
-/// Returns the kind of a store; on an error, the remedy.
+/// Returns the kind of a store; on an error, the remedy for the address.
 fn kind(
     scheme: &str,
     (host, path): (&str, &str),
@@ -175,7 +175,7 @@ impl RemoteAddress {
     /// Parses an address.
     ///
     /// # Errors
-    /// If it is invalid, or contains more than the location of a store.
+    /// The address is invalid, or contains more than the location of a store.
     pub fn parse(uri: &str) -> Result<Self, Error> {
         // The address may contain a user, a password or a key, so the error repeats only its scheme.
         let bad = |what: &str| Error::Place {
@@ -228,7 +228,7 @@ impl RemoteAddress {
         &self.uri
     }
 
-    /// Returns the name that a path of this place has in `other`, if `other` contains this place or is equal to it; else `None`.
+    /// Returns the path below `other` for a path below this address, if `other` contains this address or equals it; else `None`.
     #[must_use]
     pub fn seen_from(&self, other: &Self, path: &str) -> Option<String> {
         let ((here, ours), (there, theirs)) = (self.kind.parts(), other.kind.parts());
@@ -250,10 +250,10 @@ impl RemoteAddress {
     }
 }
 
-/// Checks a path below a store: names with single slashes between them. A store may contain other names: those are not names of files.
+/// Checks a path below a store: names with single slashes between them. A store may contain other keys, which are not paths of files.
 ///
 /// # Errors
-/// If a name is empty, `.` or `..`, or contains a zero byte.
+/// A name is empty, `.` or `..`, or contains a zero byte.
 pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains('\0');
     match path.split('/').any(bad) {
@@ -262,7 +262,7 @@ pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     }
 }
 
-/// Returns the path of a name in a directory; the empty path is the whole store.
+/// Returns the path of a name in a directory; the empty path is the root of the store.
 pub(crate) fn join(above: &str, name: &str) -> String {
     match above {
         "" => name.to_owned(),
@@ -270,12 +270,12 @@ pub(crate) fn join(above: &str, name: &str) -> String {
     }
 }
 
-/// Returns whether the text is a valid file name on other systems.
+/// Returns whether the text is a file name that is valid on other operating systems.
 pub(crate) fn is_name(name: &str) -> bool {
     checked(name).is_ok() && !name.contains('/')
 }
 
-/// Encodes a text for an address; slashes stay.
+/// Percent-encodes a text for an address, except its slashes.
 pub(crate) fn encoded(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -289,7 +289,7 @@ pub(crate) fn encoded(text: &str) -> String {
     out
 }
 
-/// Prefix of the temporary name of a file while it is written, in the same directory.
+/// Prefix of the temporary name of a file that is being written, in the directory of its final name.
 pub(crate) const PART: &str = ".tidemill-part-";
 
 pub(crate) fn part_of(path: &str) -> String {
@@ -315,7 +315,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn place_maps_path_only_for_enclosing_places() {
+    fn remote_address_maps_path_only_into_enclosing_address() {
         let seen = |here: &str, there: &str| {
             let [here, there] = [here, there].map(|uri| RemoteAddress::parse(uri).unwrap());
             here.seen_from(&there, "x/y")
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn place_parse_yields_address_and_rejects_secrets() {
+    fn remote_address_parses_uri_and_refuses_secrets() {
         let place = RemoteAddress::parse("s3://data/a/b/?endpoint=http://127.0.0.1:9000").unwrap();
         let kind = RemoteKind::S3 {
             bucket: "data".into(),

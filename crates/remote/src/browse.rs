@@ -1,4 +1,4 @@
-//! A store as a tree: type of a path, listing of one directory, and reads of any range of a file. The module only reads and caches nothing.
+//! Read access to a store as a tree, without a cache: type of a path, listing of one directory, reads of ranges of a file.
 
 use crate::address::checked;
 use crate::directory::{DirectoryPage, LocalStore};
@@ -13,14 +13,14 @@ use tokio::sync::OwnedSemaphorePermit;
 /// Type of a path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PathType {
-    /// File, and its time of modification, if the store returns it.
+    /// The path is a file, with its time of modification if the store returns the time.
     File(StoreFile, Option<SystemTime>),
-    /// Directory, or common prefix of keys.
+    /// The path is a directory, or a common prefix of keys.
     Directory,
 }
 
 impl PathType {
-    /// Returns the file. Fails for a directory.
+    /// Returns the file at the path. Fails for a directory.
     pub(crate) fn file(self, path: &str) -> Result<StoreFile, Error> {
         match self {
             Self::File(object, _) => Ok(object),
@@ -42,7 +42,7 @@ impl PathType {
         }
     }
 
-    /// Fails unless the file is still this object.
+    /// Fails unless the file is unchanged since `object` was returned.
     pub(crate) fn still(&self, object: &StoreFile) -> Result<(), Error> {
         match self {
             Self::File(now, _) if now == object => Ok(()),
@@ -51,16 +51,16 @@ impl PathType {
     }
 }
 
-/// Entry of a directory.
+/// Entry of a directory listing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListingEntry {
-    /// Name, without slash.
+    /// Name of the entry, without slash.
     pub name: String,
-    /// Type.
+    /// Type of the entry.
     pub seen: PathType,
 }
 
-/// Listing of one directory, by pages. No thread works on it between two pages.
+/// Listing of one directory, in pages. No thread works on the listing between two pages.
 pub struct DirectoryPages(StoreListing);
 
 impl fmt::Debug for DirectoryPages {
@@ -70,14 +70,14 @@ impl fmt::Debug for DirectoryPages {
 }
 
 enum StoreListing {
-    /// No further entries: the store has no listings, or all entries were returned.
+    /// The listing has no further entries: the store has no listings, or all entries were returned.
     Nothing,
     Directory(LocalStore, Option<Box<DirectoryPage>>),
     ObjectStore(Box<object_store::RemoteListing>),
     Tree(Box<tree::TreeListing>),
 }
 
-/// Runs work that waits for a directory's disk, in a limited number of threads per directory.
+/// Runs blocking work on a directory's disk, in a limited number of threads per directory.
 async fn in_turn<T: Send + 'static>(
     directory: &LocalStore,
     work: impl FnOnce(&LocalStore) -> Result<T, Error> + Send + 'static,
@@ -96,7 +96,7 @@ impl Remote {
     /// Returns the type of a path.
     ///
     /// # Errors
-    /// If the path does not exist, is of a type that is never followed, or may not be accessed.
+    /// The path does not exist, is of a type that is never followed, or may not be accessed.
     pub async fn look(&self, path: &str) -> Result<PathType, Error> {
         if path.is_empty() {
             return Ok(PathType::Directory);
@@ -117,7 +117,7 @@ impl Remote {
     /// Starts to list a directory. The listing is empty for a store that can't be listed.
     ///
     /// # Errors
-    /// If the path is no directory, or may not be listed.
+    /// The path is no directory, or may not be listed.
     pub async fn entries(&self, path: &str) -> Result<DirectoryPages, Error> {
         let path = match path {
             "" => String::new(),
@@ -136,10 +136,10 @@ impl Remote {
         }))
     }
 
-    /// Reads a range of a file. All bytes belong to exactly this object. An empty range checks whether a directory's file may be read.
+    /// Reads a byte range of exactly the version `object` of a file. An empty range checks whether a directory's file may be read.
     ///
     /// # Errors
-    /// If the file has changed, or can't be read.
+    /// The file has changed, or can't be read.
     pub async fn read_at(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
         let path = checked(&object.path)?.to_owned();
         match &self.0 {
@@ -158,10 +158,10 @@ impl Remote {
 }
 
 impl DirectoryPages {
-    /// Returns up to `most` further entries; none at the end. Invalid file names, and types that are never followed, are left out.
+    /// Returns up to `most` further entries; an empty list at the end. Invalid file names, and types that are never followed, are left out.
     ///
     /// # Errors
-    /// If the store does not continue the listing.
+    /// The store does not continue the listing.
     pub async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
         match &mut self.0 {
             StoreListing::Nothing => Ok(Vec::new()),

@@ -1,5 +1,5 @@
-//! Directory as a store. The module opens files only below the directory's descriptor and follows no link. So it never opens a file outside of
-//! the directory, even if other users add links concurrently.
+//! Directory as a store. The module opens files only below the directory's descriptor and follows no link. So it never opens a file outside
+//! of the directory, even if other users add links concurrently.
 
 use crate::Error;
 use crate::address::{DEPTH_MAX, PART, checked, join};
@@ -26,7 +26,7 @@ pub(crate) struct LocalStore {
     pub(crate) turns: Arc<Semaphore>,
 }
 
-/// Listing of one directory below the root.
+/// Listing in progress of one directory below the root.
 #[derive(Debug)]
 pub(crate) struct DirectoryPage {
     path: String,
@@ -34,7 +34,7 @@ pub(crate) struct DirectoryPage {
     names: Dir,
 }
 
-/// Returns the object of a file. Its tag distinguishes the version of the file from all others.
+/// Returns the description of a file. The description's tag distinguishes this version of the file from all other versions.
 pub(crate) fn object(path: &str, stat: &Stat) -> StoreFile {
     StoreFile {
         path: path.to_owned(),
@@ -44,7 +44,7 @@ pub(crate) fn object(path: &str, stat: &Stat) -> StoreFile {
     }
 }
 
-/// Returns the part of a tag that changes with writes, but not with new names.
+/// Returns the part of a tag that changes with writes, but not with new names of the file.
 fn content(stat: &Stat) -> String {
     format!(
         "{}-{}-{}.{}",
@@ -52,7 +52,7 @@ fn content(stat: &Stat) -> String {
     )
 }
 
-/// Returns whether an open file has the same content as when it got its tag, whatever its name.
+/// Returns whether an open file has the same content as when it got its tag, even if its name has changed.
 pub(crate) fn is_content(tag: &str, stat: &Stat) -> bool {
     tag.strip_prefix(&content(stat))
         .is_some_and(|rest| rest.starts_with('-'))
@@ -92,7 +92,7 @@ fn opened(path: &str) -> Result<OwnedFd, Error> {
 }
 
 impl DirectoryPage {
-    /// Returns further names; none at the end.
+    /// Returns up to `most` further names; an empty list at the end.
     pub(crate) fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
         let at = Error::of(&self.path);
         let mut entries = Vec::new();
@@ -128,7 +128,7 @@ impl LocalStore {
         })
     }
 
-    /// Opens the root again. Another file system may have been mounted on it.
+    /// Opens the store's root again, because another file system may have been mounted on it.
     pub(crate) fn renew(&self) {
         if let Ok(root) = opened(&self.path) {
             *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(root);
@@ -165,7 +165,7 @@ impl LocalStore {
         self.file(path).map(|(_, object)| object)
     }
 
-    /// Returns the type of a path. The path may be unreadable nevertheless.
+    /// Returns the type of a path, which may be unreadable nevertheless.
     pub(crate) fn look(&self, path: &str) -> Result<PathType, Error> {
         let found = self
             .below(checked(path)?, OFlags::PATH)
@@ -190,7 +190,7 @@ impl LocalStore {
         })
     }
 
-    /// Reads a range of a file. Fails unless the file is the wanted one before and after the read.
+    /// Reads a byte range of a file. Fails unless the file is the version `object` before and after the read.
     pub(crate) fn range(
         &self,
         path: &str,
@@ -287,7 +287,7 @@ impl LocalStore {
         Ok(true)
     }
 
-    /// Starts a file, which is visible once it is finished.
+    /// Starts to write a file, which becomes visible when it is finished.
     pub(crate) fn create(&self, path: &str) -> Result<PartialFile, Error> {
         let (above, name) = checked(path)?.rsplit_once('/').unwrap_or(("", path));
         if name.starts_with(PART) {
@@ -308,7 +308,7 @@ impl LocalStore {
         PartialFile::begin(parent.map_err(Error::of(path))?, name, path)
     }
 
-    /// Gives a file another name in addition to its own, in place of a file with that name.
+    /// Gives a file another name in addition to its own name, in place of a file with the other name.
     pub(crate) fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         let (file, _) = self.file(path)?;
         let mut copy = self.create(other)?;

@@ -1,14 +1,14 @@
 //! Errors of stores, as texts for users.
 
-/// Maximum length of a store's own message in an error.
+/// Maximum length in characters of a store's own message in an error.
 const REASON_CHARS: usize = 300;
 
-/// Returns the first characters of a store's message.
+/// Returns a store's message, cut to the maximum length.
 pub(crate) fn cut(reported: &str) -> String {
     reported.chars().take(REASON_CHARS).collect()
 }
 
-/// Reason why a request failed. No error contains a key.
+/// Reason why a request to a store failed. No error contains a key.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address of a store is invalid.
@@ -16,21 +16,21 @@ pub enum Error {
     Place {
         /// Address as it was given.
         uri: String,
-        /// Problem, and the remedy.
+        /// Problem of the address, and its remedy.
         what: String,
     },
     /// The file of keys is invalid.
     #[error("keys in {file}: {what}")]
     Keys {
-        /// Path of the file.
+        /// Path of the file of keys.
         file: String,
-        /// Problem, and the remedy.
+        /// Problem of the keys, and its remedy.
         what: String,
     },
-    /// The path leads out of the store, or could.
+    /// The path leads out of the store, or could lead out of it.
     #[error("bad path {0:?}: give names with one slash between them, without `.` and `..`")]
     Path(String),
-    /// The path does not exist.
+    /// The path does not exist in the store.
     #[error("{0} does not exist")]
     Missing(String),
     /// The store rejects the keys.
@@ -62,20 +62,20 @@ pub enum Error {
     /// The path is no file but a link, a pipe or a directory.
     #[error("{path} is {what}, not a file: it is not followed")]
     NoFile {
-        /// Path.
+        /// Path of the request.
         path: String,
-        /// Type of the file.
+        /// Type of the file at the path.
         what: &'static str,
     },
     /// The store does not support the operation.
     #[error("stores of this kind can't {0}")]
     Unable(&'static str),
-    /// The user lacks the permission.
+    /// The user lacks the permission for the request.
     #[error("{path}: {reason}")]
     Denied {
         /// Path of the request.
         path: String,
-        /// Message of the system.
+        /// Message of the operating system.
         reason: String,
     },
     /// Any other error.
@@ -89,7 +89,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the path does not exist.
+    /// Returns whether the error is that the path does not exist.
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))

@@ -1,4 +1,4 @@
-//! HDFS by its own protocol. OpenDAL's client is not used: it deletes an existing file before the new file has its name.
+//! HDFS through its own protocol. OpenDAL's HDFS client is not used: it deletes an existing file before the new file has its name.
 
 use crate::address::join;
 use crate::browse::PathType;
@@ -17,7 +17,7 @@ use std::time::{Duration, UNIX_EPOCH};
 
 /// Maximum number of names per page of a listing.
 const NAMES_MAX: usize = 1000;
-/// Mode of files, before the server's mask.
+/// Mode of new files, before the server applies its mask.
 const FILE_MODE: u32 = 0o666;
 
 struct Hdfs {
@@ -174,7 +174,7 @@ impl TreeProtocol for Hdfs {
     }
 }
 
-/// Running listing of a directory.
+/// Listing of a directory in progress.
 struct HdfsListing {
     all: ListStatusIterator,
     path: String,
@@ -203,7 +203,7 @@ impl TreeNames for HdfsListing {
     }
 }
 
-/// File that is being written.
+/// File that is being written to the server.
 struct HdfsWriter {
     file: FileWriter,
     path: String,

@@ -1,4 +1,4 @@
-//! Keys of stores. They are read from files that no other user can read, and sent only to their store.
+//! Keys of stores. The module reads keys only from files that no other user can read, and they are sent only to their store.
 
 use crate::Error;
 use crate::error::cut;
@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 
 /// Maximum length of a file of keys in bytes.
 const BYTES_MAX: u64 = 64 << 10;
-/// Valid names in the file.
+/// Valid names of keys in a file of keys.
 const NAMES: [&str; 14] = [
     "access_key_id",
     "secret_access_key",
@@ -29,7 +29,7 @@ const NAMES: [&str; 14] = [
     "service_account",
 ];
 
-/// Keys of one store; empty for a public store.
+/// Keys of one store; an empty list for a public store.
 #[derive(Clone, Default)]
 pub struct Keys(BTreeMap<String, String>);
 
@@ -40,10 +40,10 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Reads a file of lines `name = "value"`.
+    /// Reads keys from a file of lines `name = "value"`.
     ///
     /// # Errors
-    /// If it can't be read, if users other than its owner can read it, or if it does not belong to the caller.
+    /// The file can't be read, users other than its owner can read it, or it does not belong to the caller.
     pub fn read(path: &Path) -> Result<Self, Error> {
         let bad = |what: String| Error::Keys {
             file: path.display().to_string(),
@@ -67,7 +67,7 @@ impl Keys {
         Self::parse(&text).map_err(bad)
     }
 
-    /// Parses the text. Errors contain no word of the text, as it is secret.
+    /// Parses the text of a file of keys. Errors contain no word of the text, as it is secret.
     fn parse(text: &str) -> Result<Self, String> {
         let all: BTreeMap<String, String> = toml::from_str(text).map_err(|error| {
             let before = error.span().map_or(0, |span| span.start);
@@ -89,13 +89,13 @@ impl Keys {
         self.0.get(name).map(String::as_str)
     }
 
-    /// Removes the keys from a text of another program.
+    /// Replaces the keys in a message of another program.
     pub(crate) fn scrubbed(&self, text: &str) -> String {
         let secret = self.0.values().filter(|value| value.len() > 3);
         secret.fold(text.to_owned(), |text, value| text.replace(value, "…"))
     }
 
-    /// Returns the first characters of a store's message without keys. The text is cut last, as half a key would not be recognised.
+    /// Returns the first characters of a store's message without keys. The message is cut last, as half a key would not be recognised.
     pub(crate) fn reason(&self, reported: &str) -> String {
         cut(&self.scrubbed(reported))
     }
@@ -106,7 +106,7 @@ fn is_ours(about: &Metadata) -> bool {
     about.uid() == rustix::process::geteuid().as_raw() || about.uid() == 0
 }
 
-/// Returns the full path of a file that the keys name. With `secret`, no other user may be able to read it.
+/// Returns the full path of a file that the keys name. With `secret`, fails if another user can read the file.
 pub(crate) fn own_file(path: &str, secret: bool) -> Result<PathBuf, Error> {
     let bad = |what: String| Error::Keys {
         file: path.to_owned(),

@@ -1,5 +1,5 @@
-//! Stores outside of the cluster: directories, S3, SFTP, WebDAV, HDFS, HTTP. The crate lists them, reads ranges of their files, and writes files
-//! so that no incomplete file is visible. It has no knowledge of the cluster (`docs/remotes.md`).
+//! Stores outside of the cluster: directories, S3, SFTP, WebDAV, HDFS, HTTP. The crate lists stores, reads ranges of their files, and
+//! writes files so that no incomplete file is visible. The crate has no knowledge of the cluster (`docs/remotes.md`).
 
 mod address;
 mod browse;

@@ -1,4 +1,4 @@
-//! Stores that are accessed over the network with OpenDAL. The module sends requests to the store and nowhere else.
+//! Stores that are accessed over the network with OpenDAL. The module sends requests only to the store.
 
 use crate::address::{NAME_BYTES_MAX, RemoteAddress, RemoteKind, is_name};
 use crate::browse::{ListingEntry, PathType};
@@ -16,28 +16,26 @@ use std::sync::{Arc, Once};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Bytes of a part of a large object.
+/// Size in bytes of each part of a large object that is uploaded in parts.
 const PART_BYTES: usize = 16 << 20;
 /// Maximum number of parts of one object that are sent concurrently.
 const PARTS_AT_ONCE: usize = 2;
-/// Maximum length of a file, in bytes, where a store accepts only whole files: the file is held in memory.
+/// Maximum length in bytes of a file for a store that accepts only whole files, because the file is kept in memory.
 const WHOLE_BYTES_MAX: u64 = 1 << 30;
-/// Number of attempts of a request whose error the store calls temporary.
+/// Maximum number of attempts of a request whose error the store calls temporary.
 const TRIES: usize = 4;
-/// Time limit for opening a connection.
+/// Maximum time for opening a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
-/// Maximum number of names of a listing.
 const LISTED_MAX: usize = 100_000_000;
-/// Maximum number of names of one directory.
 const NAMES_MAX: usize = 10_000_000;
-/// Pause before the second attempt; it doubles from then on.
+/// Pause before the second attempt of a request; it doubles before each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
-/// Generation that no object of Google has, for a condition that is always true. An upload with a condition leaves nothing after an abort.
-/// An upload without condition is sent in parts, which stay.
+/// Generation that no object of Google Cloud Storage has, for a condition that is always true. An aborted upload with a condition leaves
+/// nothing in the store. An upload without a condition is sent in parts, which stay.
 const NO_VERSION: &str = "1";
-/// Reason for an error of a store that returns no message, such as an answer without body.
+/// Reason in the error of a store that returns no message, such as an answer without body.
 const SAYS_NOTHING: &str = "it gave no reason, and may be overloaded";
-/// Codes with which stores report that the time of a signature differs from their clock.
+/// Error codes by which stores report that the time of a signature differs from their clock.
 const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 
 /// Kind of the tags that distinguish the versions of objects.
@@ -45,7 +43,7 @@ const SKEWED: [&str; 2] = ["RequestTimeTooSkewed", "RequestExpired"];
 enum Tags {
     /// `ETag`s, which requests can contain as a condition.
     Strict,
-    /// `ETag`s that are weak first and strong later (Apache). Servers ignore them as a condition.
+    /// `ETag`s that are weak first and strong later (Apache). Servers ignore such `ETag`s as a condition.
     Loose,
     /// Numbers of versions, which requests can contain as a condition.
     Versions,
@@ -57,12 +55,12 @@ pub(crate) struct ObjectStore {
     keys: Arc<Keys>,
     /// Human-readable address of the store.
     address: Arc<str>,
-    /// Whether the store supports listings. HTTP does not.
+    /// Whether the store supports listings. HTTP servers do not.
     pub(crate) lists: bool,
     tags: Tags,
-    /// Whether the store returns bytes only of the requested object (`If-Match`). Servers of WebDAV and HTTP differ in this.
+    /// Whether the store returns bytes only of the requested version (`If-Match`). Servers of WebDAV and HTTP differ in this.
     strict: bool,
-    /// Interrupted multipart uploads, in S3.
+    /// Interrupted multipart uploads, for S3 stores.
     uploads: Option<Arc<Uploads>>,
 }
 
@@ -73,27 +71,26 @@ pub(crate) struct ObjectWriter {
     /// Temporary name of the file until it is complete, in stores whose files are visible from their first byte on.
     part: Option<String>,
     over: Over,
-    /// Bytes so far, in stores that accept only whole files.
+    /// Bytes written so far, in stores that accept only whole files.
     pieces: Vec<Bytes>,
     written: u64,
 }
 
-/// Condition of a write.
 enum Condition<'a> {
     None,
-    /// No file exists at the path.
+    /// No file exists at the path of the write.
     Nothing,
     Tag(&'a str),
     Version(&'a str),
 }
 
-/// Returns a client for HTTP.
+/// Returns the HTTP client of this process.
 pub(crate) fn client() -> reqwest::Client {
     prepare();
     built()
 }
 
-/// Reads a whole answer; `None` if it is longer than `most` bytes.
+/// Reads a whole HTTP answer; `None` if the answer is longer than `most` bytes.
 pub(crate) async fn whole(
     mut answer: reqwest::Response,
     most: u64,
@@ -267,7 +264,7 @@ fn below(directory: &str) -> String {
     format!("{directory}/")
 }
 
-/// Running listing of one directory.
+/// Listing of one directory in progress.
 pub(crate) struct RemoteListing {
     object_store: ObjectStore,
     lister: Option<opendal::Lister>,
@@ -275,7 +272,7 @@ pub(crate) struct RemoteListing {
     listed_names: usize,
 }
 
-/// Returns the error for a listing with more names than any real one.
+/// Returns the error for a listing with more names than any real directory has.
 pub(crate) fn endless(path: &str, most: usize) -> Error {
     Error::Store {
         path: path.to_owned(),
@@ -305,7 +302,7 @@ impl RemoteListing {
     }
 }
 
-/// Returns the entry for a key, if the key is a file or directory directly in this directory.
+/// Returns the entry for a key, if the key is a file or directory directly in `directory`.
 fn named(directory: &str, path: &str, about: &Metadata, tags: Tags) -> Option<ListingEntry> {
     let below = match directory {
         "" => path,
@@ -391,7 +388,7 @@ impl ObjectStore {
         }
     }
 
-    /// Adds the first cause to the message of an error. Without an answer of the store, the message alone does not name the cause.
+    /// Adds the first cause to the message of an error, because without an answer of the store the message does not name the cause.
     fn caused(&self, reported: &str, error: &opendal::Error) -> String {
         let mut cause = std::error::Error::source(error);
         while let Some(below) = cause.and_then(std::error::Error::source) {
@@ -405,7 +402,7 @@ impl ObjectStore {
         }
     }
 
-    /// Returns the detailed reason of a refusal. The answer to `stat` has no body with a reason, so a read is tried.
+    /// Returns the detailed reason of a refusal. The answer to `stat` has no body with a reason, so the function tries a read.
     async fn refusal(&self, path: &str, error: opendal::Error) -> opendal::Error {
         let reported = self.operator.read_with(path).range(..1).await;
         let same = |reported: &opendal::Error| reported.kind() == ErrorKind::PermissionDenied;
@@ -460,7 +457,7 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// Returns the type of a path. In stores that know only keys, a directory is a common prefix of keys.
+    /// Returns whether a path is a file, a directory or missing. In stores that know only keys, a directory is a common prefix of keys.
     pub(crate) async fn look(&self, path: &str) -> Result<PathType, Error> {
         let asked = self.operator.stat(path).await;
         let (there, page) = match &asked {
@@ -513,7 +510,7 @@ impl ObjectStore {
         })
     }
 
-    /// Reads a range of exactly this object. An answer that is longer than the range is not read to its end.
+    /// Reads a byte range of exactly the version `of`. If the answer is longer than the range, the rest is not read.
     pub(crate) async fn range(
         &self,
         object: &StoreFile,
@@ -551,7 +548,7 @@ impl ObjectStore {
         }
     }
 
-    /// Reads bytes of exactly this object.
+    /// Reads bytes of exactly the version `of`.
     pub(crate) async fn read(
         &self,
         object: &StoreFile,
@@ -576,7 +573,7 @@ impl ObjectStore {
         self.strict && self.operator.info().capability().read_with_if_match
     }
 
-    /// Returns the condition for a write, if the store supports it.
+    /// Returns the condition for a write that `over` needs, if the store supports conditions.
     fn condition<'a>(&self, over: &'a Over) -> Condition<'a> {
         let able = self.operator.info().capability();
         match over {
@@ -588,7 +585,7 @@ impl ObjectStore {
         }
     }
 
-    /// Checks whether the existing file may be replaced, where the store does not support conditions.
+    /// Checks whether the write may replace the existing file, for a store that does not support conditions.
     async fn may_take(&self, path: &str, over: &Over) -> Result<(), Error> {
         let wanted = match over {
             Over::Anything => return Ok(()),
@@ -639,13 +636,13 @@ impl ObjectStore {
         })
     }
 
-    /// Returns whether the store accepts a whole file under its own name and never shows an incomplete one.
+    /// Returns whether the store accepts a whole file under its final name and never shows an incomplete file.
     pub(crate) fn puts(&self) -> bool {
         let able = self.operator.info().capability();
         able.write && !able.rename
     }
 
-    /// Writes a whole file to a store that [`Self::puts`].
+    /// Writes a whole file to a store for which [`Self::puts`] is true.
     pub(crate) async fn put(
         &self,
         path: &str,
@@ -669,7 +666,7 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Copies a file to `other`, in place of a file that exists there.
+    /// Copies the file `path` to `other`, in place of an existing file.
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         if !self.operator.info().capability().copy {
             return Err(Error::Unable("copy files"));
@@ -693,7 +690,7 @@ impl ObjectStore {
         self.uploads.is_some()
     }
 
-    /// Removes the data of interrupted writes of a file that were started at or after `since`.
+    /// Removes the data of interrupted writes of a file that began at or after `since`.
     pub(crate) async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.uploads {
             Some(uploads) => uploads.abandon(path, since, &self.keys).await,

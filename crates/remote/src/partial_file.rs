@@ -1,5 +1,5 @@
-//! File that is being written into a directory. It has another name until it is complete. The next writer of the same file reuses the
-//! temporary file of a killed writer. Two concurrent writers are not possible.
+//! File that is being written into a directory. The file has a temporary name until it is complete. The next writer of the same file reuses
+//! the temporary file of a killed writer. Two concurrent writers of one file are not possible.
 
 use crate::Error;
 use crate::address::part_of;
@@ -66,7 +66,7 @@ impl PartialFile {
         }
     }
 
-    /// Sets the file that may be replaced.
+    /// Sets which existing file the new file may replace.
     pub(crate) fn over(mut self, over: Over) -> Self {
         self.over = over;
         self
@@ -80,7 +80,7 @@ impl PartialFile {
         })
     }
 
-    /// Makes the temporary file a hard link of a file, if the file system supports it. Returns whether it does.
+    /// Makes the temporary file a hard link of `file`, if the file system supports hard links. Returns whether it does.
     pub(crate) fn link(&mut self, file: &File, path: &str) -> Result<bool, Error> {
         let at = Error::of(path);
         let name = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -105,7 +105,7 @@ impl PartialFile {
         Ok(true)
     }
 
-    /// Copies all bytes of a file.
+    /// Copies all bytes of `file` into the temporary file.
     pub(crate) fn fill(&mut self, mut file: File) -> Result<(), Error> {
         let copied = std::io::copy(&mut file, &mut self.file);
         copied.map(drop).map_err(|error| Error::Store {
@@ -114,7 +114,7 @@ impl PartialFile {
         })
     }
 
-    /// Syncs the file and gives it its final name.
+    /// Syncs the temporary file and renames it to its final name.
     pub(crate) fn finish(mut self) -> Result<StoreFile, Error> {
         let at = Error::of(&self.path);
         rustix::fs::fdatasync(&self.file).map_err(&at)?;

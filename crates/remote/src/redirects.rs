@@ -1,4 +1,4 @@
-//! Limits for redirects of stores. A store may return data, but it may not make this host send requests to other servers.
+//! Limits for redirects of stores. A store may redirect to its data, but it may not make this host send requests to other servers.
 
 use reqwest::Url;
 use reqwest::redirect::{Attempt, Policy};
@@ -7,7 +7,7 @@ use std::net::IpAddr;
 /// Maximum number of redirects per request.
 const REDIRECTS_MAX: usize = 10;
 
-/// Returns the policy that follows redirects within one server only.
+/// Returns the policy that follows a redirect only within one server.
 pub(crate) fn redirects() -> Policy {
     Policy::custom(|attempt: Attempt<'_>| {
         let refused = match attempt.previous() {
@@ -34,7 +34,7 @@ fn elsewhere(to: &Url) -> String {
     )
 }
 
-/// Returns whether a redirect stays on a server: same host, and same port except for the step from HTTP to HTTPS.
+/// Returns whether a redirect stays on a server: same host, and same port except for the change from HTTP to HTTPS.
 fn is_within(from: &Url, to: &Url) -> bool {
     if from.host_str() != to.host_str() {
         return false;
@@ -46,7 +46,7 @@ fn is_within(from: &Url, to: &Url) -> bool {
     }
 }
 
-/// Distance of an address from this host. A farther server may not redirect to a nearer one.
+/// Distance of an address from this host. A server may not redirect to a server that is nearer than itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Near {
     World,
@@ -67,7 +67,7 @@ fn near(address: IpAddr) -> Near {
     }
 }
 
-/// Returns whether a server at one of these addresses may redirect to the others for its data.
+/// Returns whether a server at one of the addresses `server` may redirect to the addresses `named` for its data.
 fn may_name(server: &[IpAddr], named: &[IpAddr]) -> bool {
     let nearest = server.iter().copied().map(near).max();
     let nearest = nearest.unwrap_or(Near::World);
@@ -89,7 +89,7 @@ async fn addresses(url: &Url) -> Vec<IpAddr> {
     }
 }
 
-/// Returns the address of data that a server redirects to, if it may be requested; else the reason.
+/// Returns the URL of data to which a server redirects, if this host may request it; else the reason.
 pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
     let (Ok(server), Ok(named)) = (Url::parse(server), Url::parse(named)) else {
         return Err("the server does not name the location of the data".into());
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn redirect_is_followed_only_within_same_server() {
+    fn redirect_policy_allows_only_same_server() {
         for (from, to) in [
             ("http://a/x", "http://a/y"),
             ("http://a/x", "https://a/x"),

@@ -1,4 +1,4 @@
-//! One store, of any kind. The module passes each request to the implementation of the kind.
+//! Connection to one store of any kind. The module passes each request to the implementation of the store's kind.
 
 use crate::address::{RemoteAddress, RemoteKind, checked};
 use crate::directory::LocalStore;
@@ -13,44 +13,44 @@ use std::io::Read;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Bytes of a file per read.
+/// Maximum number of bytes per read of a file.
 pub(crate) const PIECE_BYTES: u64 = 8 << 20;
-/// Maximum time without an answer of a store.
+/// Maximum time that a request waits without an answer from a store.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-/// Maximum number of listed files that wait for the reader of the listing.
+/// Maximum number of listed files that are buffered for the reader of the listing.
 const LISTED_AHEAD: usize = 1000;
 
-/// File of a store, as the last `stat` or listing saw it.
+/// File of a store, as the last `stat` or listing returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreFile {
-    /// Path below the root of the store.
+    /// Path of the file below the root of the store.
     pub path: String,
-    /// Size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
     /// Tag that changes when the file changes: its `ETag`, else its size and time.
     pub tag: String,
-    /// Whether the store itself refuses to read a file with another tag.
+    /// Whether the store itself refuses to read the file if its tag has changed.
     pub checked_by_store: bool,
 }
 
-/// Files that a write may replace.
+/// Existing file that a write may replace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Over {
-    /// Any file.
+    /// The write may replace any file.
     #[default]
     Anything,
-    /// No file: the write fails if the name is taken.
+    /// The write may replace no file: it fails if the name is taken.
     Nothing,
-    /// Only this file.
+    /// The write may replace only this file.
     This(StoreFile),
 }
 
-/// Item of a listing.
+/// Item of a listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ListedItem {
-    /// File.
+    /// File of the store.
     Object(StoreFile),
-    /// Skipped path and the reason: the path is no file, or its name is not valid on other systems.
+    /// Path that the listing skips, with the reason: the path is no file, or its name is not valid on other systems.
     Passed(String, &'static str),
 }
 
@@ -65,21 +65,21 @@ pub(crate) enum RemoteStore {
     Tree(TreeStore),
 }
 
-/// Running listing.
+/// Listing of a store in progress.
 #[derive(Debug)]
 pub struct Lister(mpsc::Receiver<Result<ListedItem, Error>>);
 
 impl Lister {
-    /// Returns the next item; `None` at the end.
+    /// Returns the next item of the listing; `None` at its end.
     ///
     /// # Errors
-    /// If the store can't be listed, or does not continue the listing.
+    /// The store can't be listed, or does not continue the listing.
     pub async fn next(&mut self) -> Result<Option<ListedItem>, Error> {
         self.0.recv().await.transpose()
     }
 }
 
-/// Reader of a file, from its start to its end.
+/// Reader of a file of a store, from the file's start to its end.
 #[derive(Debug)]
 pub struct FileReader {
     remote: Remote,
@@ -88,7 +88,7 @@ pub struct FileReader {
     done: u64,
 }
 
-/// File that is being written. It is not visible before it is finished.
+/// Writer of a file of a store. The file becomes visible when [`Self::finish`] returns.
 pub struct StoreWriter(WriterKind);
 
 impl fmt::Debug for StoreWriter {
@@ -103,7 +103,7 @@ enum WriterKind {
     Tree(tree::TreeWriter),
 }
 
-/// Runs work that waits for a disk, on a thread that may block.
+/// Runs a blocking function that uses a disk, on a thread that may block.
 pub(crate) async fn aside<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {
@@ -117,10 +117,10 @@ pub(crate) async fn aside<T: Send + 'static>(
 }
 
 impl Remote {
-    /// Opens a store. No request is sent yet, except that a directory is opened.
+    /// Opens a store. The function sends no request, but opens the directory of a store that is a directory.
     ///
     /// # Errors
-    /// If the address or the keys are invalid, or the directory can't be opened.
+    /// The address or the keys are invalid, or the directory can't be opened.
     pub fn open(place: &RemoteAddress, keys: &Keys) -> Result<Self, Error> {
         Ok(Self(match &place.kind {
             RemoteKind::Directory(path) => RemoteStore::Directory(LocalStore::open(path)?),
@@ -134,10 +134,10 @@ impl Remote {
         }))
     }
 
-    /// Returns the present version of a file.
+    /// Returns the size and tag of the current version of a file.
     ///
     /// # Errors
-    /// If it does not exist, is no file, or may not be accessed.
+    /// The path does not exist, is no file, or may not be accessed.
     pub async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
@@ -150,7 +150,7 @@ impl Remote {
         }
     }
 
-    /// Returns whether the store can be listed.
+    /// Returns whether stores of this kind can be listed.
     #[must_use]
     pub fn lists(&self) -> bool {
         match &self.0 {
@@ -159,7 +159,7 @@ impl Remote {
         }
     }
 
-    /// Lists all files below a directory, at any depth; of the whole store if `directory` is empty. Some stores treat a missing directory as empty.
+    /// Lists all files below a directory, at any depth; an empty `directory` is the whole store. A missing directory may count as empty.
     #[must_use]
     pub fn list(&self, directory: &str) -> Lister {
         let (sender, listed) = mpsc::channel(LISTED_AHEAD);
@@ -194,10 +194,10 @@ impl Remote {
         Lister(listed)
     }
 
-    /// Starts to read exactly this version of a file.
+    /// Starts to read a file in exactly the version `object`.
     ///
     /// # Errors
-    /// If the file does not exist, has changed, or may not be read.
+    /// The file does not exist, has changed, or may not be read.
     pub async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
         let path = checked(&object.path)?.to_owned();
         let mut file = None;
@@ -220,15 +220,15 @@ impl Remote {
     /// Starts to write a file.
     ///
     /// # Errors
-    /// If the store does not accept it, or another process is writing the file.
+    /// The store does not accept the file, or another process is writing the file.
     pub async fn write(&self, path: &str) -> Result<StoreWriter, Error> {
         self.write_over(path, Over::Anything).await
     }
 
-    /// Starts to write like [`Self::write`]. The file replaces only the files that `over` permits, if the store supports such a condition.
+    /// Starts to write a file like [`Self::write`]. The write replaces only the file that `over` permits, if the store can check that.
     ///
     /// # Errors
-    /// As those of [`Self::write`]; also, at the start or at the end, [`Error::Changed`].
+    /// The errors of [`Self::write`]; also [`Error::Changed`], at the start or at the end of the write.
     pub async fn write_over(&self, path: &str, over: Over) -> Result<StoreWriter, Error> {
         let path = checked(path)?.to_owned();
         Ok(StoreWriter(match &self.0 {
@@ -243,10 +243,10 @@ impl Remote {
         }))
     }
 
-    /// Writes a whole file, if `over` permits it.
+    /// Writes a whole file, if `over` permits the write.
     ///
     /// # Errors
-    /// If the store does not accept it: then an existing file stays.
+    /// The store does not accept the file: an existing file then stays unchanged.
     pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<StoreFile, Error> {
         if let RemoteStore::ObjectStore(object_store) = &self.0
             && object_store.puts()
@@ -263,10 +263,10 @@ impl Remote {
         }
     }
 
-    /// Makes `other` another file with the bytes of `path`, in place of an existing one: a hard link in a directory, a copy in other stores.
+    /// Creates a file `other` with the bytes of the file `path`, in place of an existing file: a hard link or a copy.
     ///
     /// # Errors
-    /// If the store does not support it, or the file does not exist.
+    /// The store does not support the operation, or the file does not exist.
     pub async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
         match &self.0 {
@@ -282,7 +282,7 @@ impl Remote {
     /// Removes a file.
     ///
     /// # Errors
-    /// If the file may not be removed.
+    /// The file may not be removed.
     pub async fn remove(&self, path: &str) -> Result<(), Error> {
         let path = checked(path)?.to_owned();
         match &self.0 {
@@ -301,10 +301,10 @@ impl Remote {
         matches!(&self.0, RemoteStore::ObjectStore(object_store) if object_store.leaves())
     }
 
-    /// Removes the data of interrupted writes of a file that were started at or after `since`, by the store's clock. A running write fails.
+    /// Removes the data of interrupted writes of a file that began at or after `since`, by the store's clock. A write in progress fails.
     ///
     /// # Errors
-    /// If the store does not answer or refuses.
+    /// The store does not answer or refuses the request.
     pub async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.0 {
             RemoteStore::ObjectStore(object_store) => {
@@ -314,7 +314,7 @@ impl Remote {
         }
     }
 
-    /// Opens a directory again, which may be missing or may have been replaced. Keeps the old one if this fails.
+    /// Opens the directory of a store again, which may be missing or replaced. If this fails, the store keeps the directory that is open.
     pub fn renew(&self) {
         if let RemoteStore::Directory(directory) = &self.0 {
             directory.renew();
@@ -324,7 +324,7 @@ impl Remote {
     /// Checks that the store answers and accepts the keys.
     ///
     /// # Errors
-    /// If it does not.
+    /// The store does not answer or does not accept the keys.
     pub async fn check(&self) -> Result<(), Error> {
         match &self.0 {
             RemoteStore::ObjectStore(object_store) => object_store.check().await,
@@ -335,10 +335,10 @@ impl Remote {
 }
 
 impl FileReader {
-    /// Returns the next piece; `None` after the last one, if the file is still the same.
+    /// Returns the next bytes of the file; `None` after the last bytes, if the file is unchanged.
     ///
     /// # Errors
-    /// If the file has changed, or can't be read further.
+    /// The file has changed, or can't be read further.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         let left = self.object.size - self.done;
         if left == 0 {
@@ -409,10 +409,10 @@ fn piece(file: Option<File>, path: &str, count: u64) -> Result<(File, Bytes), Er
 }
 
 impl StoreWriter {
-    /// Writes the next bytes.
+    /// Writes the next bytes of the file.
     ///
     /// # Errors
-    /// If the store does not accept them: then nothing of the file becomes visible.
+    /// The store does not accept the bytes: nothing of the file then becomes visible.
     pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         match &mut self.0 {
             // The write only fills the page cache, so it does not block.
@@ -425,7 +425,7 @@ impl StoreWriter {
     /// Finishes the file and makes it visible.
     ///
     /// # Errors
-    /// If the store refuses: then an existing file stays.
+    /// The store refuses the file: an existing file then stays unchanged.
     pub async fn finish(self) -> Result<StoreFile, Error> {
         match self.0 {
             WriterKind::Part(part) => aside(move || part.finish()).await,

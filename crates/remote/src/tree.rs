@@ -1,5 +1,5 @@
-//! Stores that are trees of directories on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file is
-//! written under a temporary name and renamed in one step. A protocol implements [`TreeProtocol`]; this module contains everything else.
+//! Stores that are trees of directories on a server. OpenDAL does not support these protocols, or its clients show incomplete files. A file
+//! is written under a temporary name and renamed in one step. A protocol implements [`TreeProtocol`]; this module contains all other code.
 
 use crate::Error;
 use crate::address::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
@@ -14,24 +14,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
-/// Maximum number of names of one directory, and below it, of consecutive empty pages of a listing.
+/// Maximum number of names of one directory, and maximum number of consecutive empty pages of a listing.
 const NAMES_MAX: usize = 10_000_000;
-/// Maximum number of names of one listing with all its directories.
+/// Maximum number of names of one listing, including all its directories.
 const LISTED_MAX: usize = 100_000_000;
 const EMPTY_PAGES_MAX: usize = 100;
 
-/// Number of attempts of a request with a temporary error.
+/// Maximum number of attempts of a request with a temporary error.
 const TRIES: u32 = 5;
-/// Pause before the second attempt; it doubles from then on.
+/// Pause before the second attempt; it doubles before each further attempt.
 const FIRST_PAUSE: Duration = Duration::from_millis(250);
 
-/// Minimum age of a temporary file whose writer must have ended.
+/// Age from which the writer of a temporary file must have ended.
 const LEFT: Duration = Duration::from_secs(24 * 3600);
-/// Maximum number of directories in which one process removes such files, and of names in each.
+/// Maximum number of directories in which one process removes old temporary files, and maximum number of names in each directory.
 const SWEPT_DIRECTORIES_MAX: usize = 1000;
 const SWEPT_NAMES_MAX: usize = 10_000;
 
-/// Error of a protocol, and whether it is temporary.
+/// Error of a protocol, with whether the error is temporary.
 #[derive(Debug)]
 pub(crate) struct Why {
     pub(crate) error: Error,
@@ -60,19 +60,19 @@ impl Why {
 
 pub(crate) type TreeFuture<'a, T> = BoxFuture<'a, Result<T, Why>>;
 
-/// Operations of a protocol. Paths are below the store and are [`checked`].
+/// Operations of a protocol. Each path is relative to the store's root and has been [`checked`].
 pub(crate) trait TreeProtocol: Send + Sync {
-    /// Returns the type of a path. For a link, the link itself.
+    /// Returns the type of a path. If the path is a link, the type is that of the link itself.
     fn look<'a>(&'a self, path: &'a str) -> TreeFuture<'a, PathType>;
-    /// Starts to list a directory; the empty path is the whole store.
+    /// Starts to list a directory; the empty path is the root of the store.
     fn names<'a>(&'a self, path: &'a str) -> TreeFuture<'a, Box<dyn TreeNames>>;
-    /// Reads a range of exactly this object.
+    /// Reads a byte range of exactly the version `object`.
     fn range<'a>(&'a self, object: &'a StoreFile, from: u64, count: u64) -> TreeFuture<'a, Bytes>;
     /// Creates a file that does not exist yet, and its parent directories.
     fn begin<'a>(&'a self, path: &'a str) -> TreeFuture<'a, Box<dyn TreeUpload>>;
-    /// Renames a file in one step. With `over`, an existing file is replaced; otherwise [`Error::Changed`] is returned for it.
+    /// Renames a file in one step. With `over`, the rename replaces an existing file; otherwise an existing file causes [`Error::Changed`].
     fn rename<'a>(&'a self, path: &'a str, other: &'a str, over: bool) -> TreeFuture<'a, ()>;
-    /// Creates a hard link under an unused name. Returns whether the server supports it.
+    /// Creates a hard link under an unused path. Returns whether the server supports hard links.
     fn link<'a>(&'a self, _path: &'a str, _other: &'a str) -> TreeFuture<'a, bool> {
         Box::pin(async { Ok(false) })
     }
@@ -80,13 +80,13 @@ pub(crate) trait TreeProtocol: Send + Sync {
     fn remove<'a>(&'a self, path: &'a str) -> TreeFuture<'a, ()>;
 }
 
-/// Listing of a directory.
+/// Listing of a directory in progress.
 pub(crate) trait TreeNames: Send {
-    /// Returns further names; `None` at the end.
+    /// Returns further names of the directory; `None` at the end.
     fn next(&mut self) -> TreeFuture<'_, Option<Vec<TreeName>>>;
 }
 
-/// File that is being written.
+/// File that is being written to the server.
 pub(crate) trait TreeUpload: Send {
     fn write(&mut self, bytes: Bytes) -> TreeFuture<'_, ()>;
     /// Syncs the file to the server's disk, if the protocol supports it.
@@ -100,7 +100,7 @@ pub(crate) struct TreeName {
     pub(crate) seen: Result<PathType, &'static str>,
 }
 
-/// Directory on the server that is the store.
+/// Path of the directory on the server that is the store's root.
 pub(crate) struct TreeRoot(String);
 
 impl TreeRoot {
@@ -108,7 +108,7 @@ impl TreeRoot {
         Self(path.trim_end_matches('/').to_owned())
     }
 
-    /// Returns the server's path of a path below the store.
+    /// Returns the server's path for a path below the store's root.
     pub(crate) fn full(&self, path: &str) -> String {
         match (self.0.as_str(), path) {
             ("", "") => "/".to_owned(),
@@ -118,7 +118,6 @@ impl TreeRoot {
     }
 }
 
-/// Store that is a tree.
 #[derive(Clone)]
 pub(crate) struct TreeStore {
     host: Arc<str>,
@@ -134,13 +133,13 @@ impl fmt::Debug for TreeStore {
     }
 }
 
-/// Running listing of one directory.
+/// Listing of one directory in progress.
 pub(crate) struct TreeListing {
     path: String,
     names: Option<Box<dyn TreeNames>>,
-    /// Names that the server has returned and the listing has not.
+    /// Names that the server has returned and the listing has not returned yet.
     left: std::vec::IntoIter<TreeName>,
-    /// Number of returned names, and of consecutive empty pages.
+    /// Number of returned names, and number of consecutive empty pages.
     listed_names: usize,
     empty: usize,
 }
@@ -150,7 +149,7 @@ pub(crate) struct TreeWriter {
     tree: TreeStore,
     begun: Option<Box<dyn TreeUpload>>,
     path: String,
-    /// Temporary name; `None` once the file has its own.
+    /// Temporary path; `None` once the file has its final path.
     part: Option<String>,
     over: Over,
     written: u64,
@@ -169,7 +168,7 @@ async fn again<'a, T>(work: impl Fn() -> TreeFuture<'a, T>) -> Result<T, Error> 
     work().await.map_err(|why| why.error)
 }
 
-/// Waits for a server's answer, up to the time limit.
+/// Waits for a server's answer, at most [`SILENCE`].
 pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
     let done = tokio::time::timeout(SILENCE, work).await;
     done.map_err(|_| Why::offline(path, "no answer in 60 s"))
@@ -202,7 +201,7 @@ impl TreeStore {
         })
     }
 
-    /// Sends all files below a directory, and all skipped paths, until the receiver is dropped.
+    /// Sends all files below a directory, and all skipped paths, to the receiver, until the receiver is dropped.
     pub(crate) async fn list(
         &self,
         directory: &str,
@@ -274,7 +273,7 @@ impl TreeStore {
         })
     }
 
-    /// Makes `other` another file with the same bytes, in place of a file that exists there.
+    /// Creates a file `other` with the bytes of the file `path`, in place of an existing file.
     pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         let object = self.stat(path).await?;
         let part = fresh_part_of(other);
@@ -300,7 +299,7 @@ impl TreeStore {
         copy.finish().await
     }
 
-    /// Removes temporary files in a directory whose writers were killed long ago, by the server's clock.
+    /// Removes temporary files in a directory whose age, by the server's clock, shows that their writers have ended.
     async fn sweep(&self, directory: &str, now: SystemTime) -> Result<(), Why> {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
@@ -336,7 +335,7 @@ impl TreeStore {
 }
 
 impl TreeListing {
-    /// Returns the next name, without names of files that are being written.
+    /// Returns the next name of the directory, skipping temporary files.
     async fn one(&mut self) -> Result<Option<TreeName>, Error> {
         loop {
             match (self.left.next(), &mut self.names) {
@@ -389,7 +388,7 @@ impl TreeWriter {
         written.map_err(|why| self.named(why))
     }
 
-    /// Errors name the file, not its temporary file.
+    /// Returns the error with the path of the file in place of its temporary path.
     fn named(&self, why: Why) -> Error {
         match why.error {
             Error::Store { reason, .. } => Error::Store {
@@ -474,7 +473,7 @@ impl Drop for TreeWriter {
 mod tests {
     use super::*;
 
-    /// Listing that never ends and returns no names.
+    /// Directory whose listing never ends and returns no names.
     struct Endless;
 
     impl TreeNames for Endless {
@@ -484,7 +483,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listing_without_end_is_an_error() {
+    async fn endless_tree_listing_fails() {
         let mut level = TreeListing {
             path: "d".into(),
             names: Some(Box::new(Endless)),

@@ -1,5 +1,5 @@
-//! Interrupted multipart uploads in S3. S3 keeps and bills their parts until they are aborted. The module lists and aborts them, as OpenDAL
-//! starts uploads but can't find them again.
+//! Interrupted multipart uploads in S3. S3 keeps and bills the uploads' parts until the uploads are aborted. The module lists and aborts
+//! them, as OpenDAL starts uploads but can't find them again.
 
 use crate::address::{RemoteAddress, RemoteKind, encoded, join};
 use crate::object_store::{client, whole};
@@ -14,21 +14,20 @@ use serde::Deserialize;
 use std::sync::OnceLock;
 use std::time::SystemTime;
 
-/// Maximum number of pages of uploads with the same prefix; each page has up to 1000.
+/// Maximum number of pages in a list of uploads with the same prefix; each page has up to 1000 uploads.
 const PAGES_MAX: usize = 100;
-/// Maximum length of a page in bytes.
 const PAGE_BYTES_MAX: u64 = 16 << 20;
-/// Header of a signature that does not cover the body.
+/// HTTP header by which a signature does not cover the body.
 const UNSIGNED: (&str, &str) = ("x-amz-content-sha256", "UNSIGNED-PAYLOAD");
 
-/// Uploads of a bucket.
+/// Access to the multipart uploads of a bucket.
 #[derive(Debug)]
 pub(crate) struct Uploads {
-    /// Client, created at its first use, which is rare.
+    /// HTTP client, created at its first use, which is rare.
     client: OnceLock<Client>,
     /// URL of the bucket.
     url: String,
-    /// Prefix of the keys.
+    /// Prefix of the keys of the store's files.
     root: String,
     signer: Option<Signer<Credential>>,
 }
@@ -53,7 +52,7 @@ struct UploadsPage {
 }
 
 impl Upload {
-    /// Returns whether the upload was started at or after `since`. An upload without valid time counts as older.
+    /// Returns whether the upload was started at or after `since`. An upload without a valid time counts as older.
     fn is_since(&self, since: SystemTime) -> bool {
         let begun = self.initiated.parse::<Timestamp>();
         begun.is_ok_and(|begun| begun.as_system_time() >= since)
@@ -61,7 +60,7 @@ impl Upload {
 }
 
 impl Uploads {
-    /// Returns the uploads of a place; `None` if it is not in S3.
+    /// Returns the access to the uploads of a store; `None` if the store is not in S3.
     pub(crate) fn open(place: &RemoteAddress, keys: &Keys) -> Option<Self> {
         let RemoteKind::S3 {
             bucket,
@@ -120,7 +119,7 @@ impl Uploads {
         Ok(())
     }
 
-    /// Returns all uploads whose keys have this prefix.
+    /// Returns all uploads whose keys begin with `prefix`.
     async fn begun(&self, prefix: &str) -> Result<Vec<Upload>, String> {
         let (mut found, mut after) = (Vec::new(), String::new());
         for _ in 0..PAGES_MAX {
@@ -143,7 +142,7 @@ impl Uploads {
         Err(format!("there are more than {} of them", PAGES_MAX * 1000))
     }
 
-    /// Sends a request and returns the answer. A missing upload is no error of an abort.
+    /// Sends a request and returns the answer. If an upload is missing, its abort succeeds.
     async fn ask(&self, method: Method, target: &str) -> Result<Bytes, String> {
         let is_end = method == Method::DELETE;
         let asked = http::Request::builder()
@@ -182,7 +181,7 @@ mod tests {
     use tokio::net::TcpListener;
 
     #[tokio::test]
-    async fn endless_upload_listing_is_refused_and_not_buffered() {
+    async fn endless_s3_upload_listing_fails_without_buffering() {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let says = tokio::spawn(async move {
@@ -208,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn upload_page_parses_s3_listing() {
+    fn s3_upload_page_parses_uploads_and_next_marker() {
         let text = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>
             <ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Bucket>b</Bucket><KeyMarker/>
             <NextKeyMarker>a&amp;b</NextKeyMarker><NextUploadIdMarker>2</NextUploadIdMarker><IsTruncated>true</IsTruncated>

@@ -1,5 +1,5 @@
-//! HDFS by its REST interface, WebHDFS. OpenDAL's client is not used: it writes files under their own names, and deletes an existing file
-//! before the new one has its name.
+//! HDFS through its REST interface, WebHDFS. OpenDAL's WebHDFS client is not used: it writes files under their final names, and deletes an
+//! existing file before the new file has its name.
 
 use crate::address::{encoded, join};
 use crate::browse::PathType;
@@ -19,16 +19,16 @@ use std::time::{Duration, UNIX_EPOCH};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-/// Maximum length of an answer that is not the bytes of a file: a directory may have many names.
+/// Maximum length in bytes of an answer that is not the bytes of a file; a directory may have many names.
 const REPORTED_BYTES_MAX: u64 = 4 << 20;
-/// Maximum number of pieces of a file that wait to be sent.
+/// Maximum number of chunks of a file that wait to be sent.
 const PIECES_MAX: usize = 2;
 
 struct WebHdfsServer {
     client: Client,
     endpoint: String,
     root: TreeRoot,
-    /// User or token, as a parameter of each request.
+    /// User or token, as a query parameter of each request.
     who: String,
     keys: Keys,
 }
@@ -52,7 +52,7 @@ pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> TreeStore {
     TreeStore::new(endpoint, WebHdfs(Arc::new(server)))
 }
 
-/// Returns type and tag of a file. HDFS never reuses the number of a file.
+/// Returns the type and the tag of a file. HDFS never reuses the number of a file.
 fn seen(path: &str, status: &Value) -> Result<PathType, Why> {
     let number = |name: &str| status[name].as_u64().unwrap_or(0);
     let path = path.to_owned();
@@ -88,7 +88,7 @@ impl WebHdfs {
         server.client.request(method, url)
     }
 
-    /// Returns the answer to a request, unless it is an error.
+    /// Returns the answer to a request, or the error that the answer contains.
     async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
         let sent = timely(path, question.send()).await?;
         let answer = sent.map_err(|error| self.offline(path, error))?;
@@ -101,7 +101,7 @@ impl WebHdfs {
         Err(self.refusal(path, status, &reported))
     }
 
-    /// Reads a whole answer. Fails if it is longer than `most` bytes.
+    /// Reads a whole answer. Fails if the answer is longer than `most` bytes.
     async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
         let whole = crate::object_store::whole(answer, most);
         let whole = tokio::time::timeout(SILENCE, whole).await;
@@ -280,11 +280,11 @@ impl TreeProtocol for WebHdfs {
     }
 }
 
-/// Running listing of a directory, with 1000 names per page unless the server has another limit.
+/// Listing of a directory in progress, with 1000 names per page unless the server has another limit.
 struct WebHdfsListing {
     server: WebHdfs,
     path: String,
-    /// Last returned name; `None` at the end.
+    /// Last returned name; `None` at the end of the listing.
     after: Option<String>,
 }
 

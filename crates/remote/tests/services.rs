@@ -1,4 +1,4 @@
-//! Behaviour that all stores have in common, tested with real servers of each kind. docs/remotes.md, and `Able` here, list the differences.
+//! Behaviour that all stores have in common, tested with real servers of each kind. `docs/remotes.md` and [`Able`] list the differences.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod files;
@@ -17,7 +17,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
 use tidemill_remote::{Error, ListedItem, Over, PathType, Remote, RemoteAddress, StoreFile};
 
-/// Names that are unusual on some systems and valid on all.
+/// Names that are unusual on some operating systems and valid on all.
 const ODD: [&str; 10] = [
     "a b",
     "100%",
@@ -42,7 +42,7 @@ async fn content(remote: &Remote, path: &str) -> Vec<u8> {
     read(remote, &object).await.unwrap()
 }
 
-/// Returns the files below a directory, and the skipped paths.
+/// Lists a directory. Returns the files below the directory, and the skipped paths.
 async fn listed(remote: &Remote, directory: &str) -> (BTreeSet<String>, Vec<String>) {
     let (mut files, mut passed) = (BTreeSet::new(), Vec::new());
     let mut all = remote.list(directory);
@@ -81,7 +81,7 @@ async fn entries(remote: &Remote, directory: &str) -> BTreeSet<String> {
     }
 }
 
-/// Checks that no incomplete file exists, neither in listings nor, if visible, on the server's disk.
+/// Checks that no incomplete file exists, neither in listings nor, if its files are visible, on the server's disk.
 async fn nothing_is_left(server: &Server, remote: &Remote, directory: &str) {
     assert_eq!(listed(remote, directory).await.0, BTreeSet::new());
     if let Some(files) = &server.files {
@@ -98,7 +98,7 @@ async fn nothing_is_left(server: &Server, remote: &Remote, directory: &str) {
     }
 }
 
-/// Waits for the next second, if the store's tags have only seconds.
+/// Waits for the next second, if the store's tags have a resolution of one second.
 async fn later(server: &Server) {
     if !server.able.tells_all {
         tokio::time::sleep(Duration::from_millis(1100)).await;

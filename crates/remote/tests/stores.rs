@@ -1,4 +1,4 @@
-//! Stores that fail, change and deceive.
+//! Tests of stores that fail, change and deceive.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod files;
@@ -48,7 +48,7 @@ async fn names(remote: &Remote, directory: &str) -> (Vec<String>, Vec<String>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_retries_when_store_is_busy_or_cuts_connection() {
+async fn remote_read_retries_if_store_is_busy_or_cuts_connection() {
     let server = StandIn::start().await;
     let content = noise(9 << 20, 1);
     server.put("a/big", content.clone());
@@ -64,7 +64,7 @@ async fn read_retries_when_store_is_busy_or_cuts_connection() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn read_of_replaced_object_reports_change() {
+async fn remote_read_of_replaced_object_reports_change() {
     let server = StandIn::start().await;
     for uri in [server.s3(), format!("http://{}/", server.address)] {
         server.put("big", noise(9 << 20, 1));
@@ -81,7 +81,7 @@ async fn read_of_replaced_object_reports_change() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_keys_are_refused_and_never_printed() {
+async fn store_refuses_wrong_keys_and_error_hides_them() {
     let server = StandIn::start().await;
     server.put("a", vec![1]);
     server.state().key = Some("good".into());
@@ -115,7 +115,7 @@ async fn wrong_keys_are_refused_and_never_printed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn wrong_clock_is_reported_apart_from_wrong_keys() {
+async fn store_error_distinguishes_wrong_clock_from_wrong_keys() {
     let server = StandIn::start().await;
     server.put("a", vec![1]);
     let remote = Remote::open(&RemoteAddress::parse(&server.s3()).unwrap(), &keys("good")).unwrap();
@@ -149,9 +149,9 @@ async fn failed_multipart_write_leaves_no_object_and_no_upload() {
     assert!(state.uploads.is_empty(), "{:?}", state.uploads.keys());
 }
 
-/// Uploads of other names, and uploads that began before, are kept.
+/// Uploads of other files, and uploads that began before, are kept.
 #[tokio::test(flavor = "multi_thread")]
-async fn abandon_aborts_only_uploads_of_that_file() {
+async fn abandon_aborts_only_uploads_of_its_file() {
     let server = StandIn::start().await;
     let remote = open(&format!(
         "s3://bucket/top?endpoint=http://{}",
@@ -182,7 +182,7 @@ async fn abandon_aborts_only_uploads_of_that_file() {
     assert!(error.contains("AccessDenied"), "{error}");
 }
 
-/// A path below a file is an error, as the parent exists and is no directory.
+/// A path below a file is an error, because the parent of the path is not a directory.
 async fn below_a_file() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("a"), "a").unwrap();
@@ -192,7 +192,7 @@ async fn below_a_file() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn list_reads_all_pages_and_skips_invalid_names() {
+async fn s3_list_reads_all_pages_and_skips_invalid_names() {
     let server = StandIn::start().await;
     for number in 0..3500 {
         server.put(&format!("d/{number:04}"), Vec::new());
@@ -264,7 +264,7 @@ async fn local_remote_never_escapes_root_by_links_dots_or_pipes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn local_write_is_visible_when_complete_and_exclusive() {
+async fn local_remote_write_is_exclusive_and_visible_when_complete() {
     let directory = tempfile::tempdir().unwrap();
     let remote = open_directory(directory.path());
     let mut first = remote.write("x/y/file").await.unwrap();
@@ -306,7 +306,7 @@ async fn tree(remote: &Remote, directory: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn store_lists_as_tree_and_range_read_is_of_one_version() {
+async fn store_lists_as_tree_and_range_read_returns_one_version() {
     let store = StandIn::start().await;
     let directory = tempfile::tempdir().unwrap();
     std::fs::create_dir_all(directory.path().join("a/b")).unwrap();
@@ -358,7 +358,7 @@ async fn store_lists_as_tree_and_range_read_is_of_one_version() {
     assert_eq!(tree(&stores[1], "many").await.len(), 2500);
 }
 
-/// Starts a server that returns this answer to all requests and counts them. Returns its address and the counter.
+/// Starts a server that returns the answer `answer` to all requests and counts them. Returns the server's address and the counter.
 async fn answers(host: &str, answer: String) -> (String, Arc<AtomicUsize>) {
     let listener = tokio::net::TcpListener::bind((host, 0)).await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -381,7 +381,7 @@ async fn answers(host: &str, answer: String) -> (String, Arc<AtomicUsize>) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn redirect_to_another_server_is_not_followed() {
+async fn store_read_does_not_follow_redirect_to_other_server() {
     let secret =
         "HTTP/1.1 200 OK\r\ncontent-length: 6\r\netag: \"1\"\r\nconnection: close\r\n\r\nsecret";
     let (inside, asked) = answers("127.0.0.1", secret.into()).await;
@@ -396,7 +396,7 @@ async fn redirect_to_another_server_is_not_followed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn store_that_refuses_connections_is_named_with_the_cause() {
+async fn error_of_refused_connection_names_store_and_cause() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap().to_string();
     drop(listener);

@@ -3,7 +3,7 @@
 //! key that the server shares with its nodes.
 //!
 //! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), node (4), then the
-//! 32-byte HMAC of all before. Integers are little-endian.
+//! 32-byte HMAC of all preceding bytes. Integers are little-endian.
 //!
 //! A capability to write has 114 bytes. Before the HMAC it has the attributes that the node records when the object is sealed: inode (8),
 //! owner (4), group (4), permission bits (4), whether the object is a part (1), and the version and index of the part (32, zeros if the
@@ -13,7 +13,7 @@ use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tidemill_core::id::{NodeId, ObjectId};
 
-/// Version of the format.
+/// Version of the format of capabilities.
 pub const VERSION: u8 = 1;
 const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
 const MAC_BYTES: usize = 32;
@@ -21,32 +21,32 @@ const MAC_BYTES: usize = 32;
 pub const LENGTH: usize = SIGNED_BYTES + MAC_BYTES;
 const PART_BYTES: usize = 32;
 const SIGNED_BYTES_ATTRIBUTES: usize = SIGNED_BYTES + 8 + 4 + 4 + 4 + 1 + PART_BYTES;
-/// Length of a capability with [`Attributes`] in bytes.
+/// Length in bytes of a capability with [`Attributes`].
 pub const LENGTH_ATTRIBUTES: usize = SIGNED_BYTES_ATTRIBUTES + MAC_BYTES;
 
-/// Rights of a capability; combine with `|`.
+/// Rights of a capability, which are combined with `|`.
 pub mod rights {
-    /// Read the object's bytes and attributes.
+    /// Right to read the object's bytes and attributes.
     pub const READ: u32 = 1;
-    /// Create the object, write to it until it is sealed, and seal it.
+    /// Right to create the object, write to it until it is sealed, and seal it.
     pub const WRITE: u32 = 2;
-    /// Remove the object.
+    /// Right to remove the object.
     pub const REMOVE: u32 = 4;
-    /// Set attributes.
+    /// Right to set the object's attributes.
     pub const ATTRIBUTES: u32 = 8;
-    /// Read the object's bytes also before it is sealed: for files that several mounts write.
+    /// Right to read the object's bytes also before the object is sealed, for files that several mounts write.
     pub const UNSEALED: u32 = 16;
-    /// Send to a channel, and be a consumer for which messages are kept.
+    /// Right to send to a channel, and to be a consumer for which the channel keeps messages.
     pub const SEND: u32 = 32;
-    /// Receive messages of a channel.
+    /// Right to receive messages of a channel.
     pub const RECEIVE: u32 = 64;
-    /// Create the channel's file.
+    /// Right to create the file of a channel.
     pub const CREATE: u32 = 128;
-    /// Run a rank of a task on the node that reads the object, and connect to the rank. Only labels of such tasks contain it.
+    /// Right to run a rank of a task on the node that reads the object, and to connect to the rank. Only labels of such tasks have it.
     pub const RANK: u32 = 256;
 }
 
-/// The key that signs and verifies.
+/// Key that signs and verifies capabilities.
 #[derive(Clone)]
 pub struct CapabilityKey([u8; 32]);
 
@@ -59,36 +59,36 @@ impl std::fmt::Debug for CapabilityKey {
 /// Content of a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capability {
-    /// Object of the capability.
+    /// Object for which the capability is valid.
     pub object: ObjectId,
-    /// Node of the capability.
+    /// Node on which the capability is valid.
     pub node: NodeId,
     /// Allowed operations; see [`rights`].
     pub rights: u32,
-    /// User of the capability.
+    /// User id of the user who got the capability.
     pub uid: u32,
-    /// End of its validity, in nanoseconds since the Unix epoch.
+    /// Time at which the capability expires, in nanoseconds since the Unix epoch.
     pub expires_at_ns: u64,
-    /// Attributes that the node records at the seal; `None` in a capability that does not allow writing.
+    /// Attributes that the node records when it seals the object; `None` in a capability that does not allow writing.
     pub attributes: Option<Attributes>,
 }
 
-/// Attributes that a node records of a written object: set by the server, not by the client.
+/// Attributes of a written object that the node records, as the server, not the client, has set them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Attributes {
-    /// Inode of the file.
+    /// Inode of the object's file.
     pub inode: u64,
-    /// The file's owner.
+    /// User id of the file's owner.
     pub uid: u32,
-    /// The file's group.
+    /// Group id of the file.
     pub gid: u32,
     /// Permission bits of the file.
     pub mode: u32,
-    /// The version and index of a part, encoded (`tidemill_core::layout::PartOf`).
+    /// Version and index of the part that the object is, encoded (`tidemill_core::layout::PartOf`).
     pub part: Option<[u8; PART_BYTES]>,
 }
 
-/// Reason why a capability is refused.
+/// Reason why a node refuses a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CapabilityRefusal {
     /// The bytes are not a capability.
@@ -121,7 +121,7 @@ impl CapabilityKey {
     /// Creates a key from bytes of a message or a database.
     ///
     /// # Errors
-    /// [`CapabilityRefusal::Malformed`] unless there are 32.
+    /// [`CapabilityRefusal::Malformed`] unless there are exactly 32 bytes.
     pub fn from_slice(bytes: &[u8]) -> Result<Self, CapabilityRefusal> {
         bytes
             .try_into()
@@ -129,7 +129,7 @@ impl CapabilityKey {
             .map_err(|_| CapabilityRefusal::Malformed)
     }
 
-    /// Returns the bytes for a node, to be sent over a trusted connection.
+    /// Returns the bytes of the key, which are sent to a node over a trusted connection.
     #[must_use]
     pub fn as_bytes(&self) -> &[u8; 32] {
         &self.0
@@ -201,10 +201,10 @@ impl CapabilityKey {
 }
 
 impl Capability {
-    /// Whether it allows `rights` on `object` of `node` at `now_ns`.
+    /// Whether the capability allows `rights` on `object` of `node` at the time `now_ns`.
     ///
     /// # Errors
-    /// The reason of the refusal.
+    /// The reason why the capability does not allow the operation.
     pub fn allows(
         &self,
         node: NodeId,
@@ -317,7 +317,7 @@ mod tests {
         }
 
         #[test]
-        fn random_bytes_are_no_capability(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
+        fn random_bytes_are_refused_as_capability(bytes in proptest::collection::vec(any::<u8>(), 0..100)) {
             prop_assert!(read(&bytes).is_err());
         }
     }

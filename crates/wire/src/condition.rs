@@ -1,32 +1,32 @@
 //! States that an administrator must act on: their names, their remedies, and the exit code of `tidemill cluster health`.
 //!
-//! `docs/troubleshooting.md` has one row for each. A node reports its own states in its status; the server adds those that it detects
-//! itself (next: `server/src/conditions.rs`).
+//! `docs/troubleshooting.md` has one row for each state. A node reports its own states in its status; the server adds the states that it
+//! detects itself (next: `server/src/conditions.rs`).
 
 use crate::v1;
 
 /// Exit code of `tidemill cluster health` for a state that affects no access to files.
 const NOTICE: u32 = 0;
-/// Exit code for a state in which all files can be read, but a daemon of the cluster or a replica is missing.
+/// Exit code of `tidemill cluster health` for a state in which all files can be read, but a daemon of the cluster or a replica is missing.
 pub const DEGRADED: u32 = 3;
-/// Exit code for a state in which files cannot be read.
+/// Exit code of `tidemill cluster health` for a state in which files cannot be read.
 pub const UNAVAILABLE: u32 = 4;
 
-/// Key of the metadata of a gRPC status with the name of the state that is the reason of the refusal.
+/// Key of the gRPC status metadata that contains the name of the state for which the server refused a request.
 pub const METADATA: &str = "tidemill-state";
 
-/// A state.
+/// A state that an administrator must act on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ConditionKind {
-    /// Name: a stable word.
+    /// Name of the state, a stable word.
     pub name: &'static str,
-    /// Exit code of `tidemill cluster health`.
+    /// Exit code of `tidemill cluster health` in this state.
     pub exit: u32,
-    /// The command or the action that ends the state.
+    /// Command or action that ends the state.
     pub remedy: &'static str,
 }
 
-/// Declares the states and the list of all of them.
+/// Declares the states and the list of all states.
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident = $name:literal, $exit:ident, $remedy:literal;)*) => {
         $($(#[$doc])* pub const $kind: ConditionKind = ConditionKind { name: $name, exit: $exit, remedy: $remedy };)*
@@ -37,33 +37,33 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// No node has the only replicas of these files any more.
+    /// No node has a replica of these files any more.
     DATA_LOST = "data-lost", UNAVAILABLE,
         "`tidemill cluster health --all` names the files: write them again, or remove them";
-    /// The nodes that have these files do not answer.
+    /// The nodes that have the replicas of these files do not answer.
     DATA_UNAVAILABLE = "data-unavailable", UNAVAILABLE,
         "start the nodes that have the files; `tidemill cluster health --all` names them";
-    /// No node stores data.
+    /// The cluster has no node that stores data.
     NO_NODE = "no-node", DEGRADED, "start one with `tidemill node run`";
     /// A node has no connection to the server.
     NODE_OFFLINE = "node-offline", DEGRADED,
         "start it; if its host never returns, `tidemill node drain`, then `remove`";
-    /// A node has no connection for longer than `--repair-after`.
+    /// A node has no connection to the server for longer than `--repair-after`.
     NODE_FAILED = "node-failed", DEGRADED,
         "start it; if its host never returns, `tidemill node drain`, then `remove`";
-    /// A node is connected and sends no messages.
+    /// A node is connected to the server and sends no messages.
     NODE_SILENT = "node-silent", DEGRADED, "look at its process, its disk and its host; restart it";
-    /// A suspended node does not resume.
+    /// A suspended node does not answer the request to resume.
     NODE_NOT_RESUMED = "node-not-resumed", DEGRADED, "start it, and fix the `resume` command";
-    /// A node of another release wants to attach.
+    /// A node of another release tries to join the cluster.
     NODE_VERSION = "node-version", DEGRADED, "start it with the server's release";
-    /// A node of another cluster wants to attach.
+    /// A node of another cluster tries to join the cluster.
     NODE_OTHER_CLUSTER = "node-other-cluster", DEGRADED, "give it an empty directory, or the right server";
-    /// A removed node wants to attach.
+    /// A removed node tries to join the cluster.
     NODE_REMOVED = "node-removed", NOTICE, "stop its process; a new node needs another id and an empty directory";
     /// Two nodes have the same id.
     NODE_TWICE = "node-twice", DEGRADED, "stop one of them, or give it another id and an empty directory";
-    /// A node without TLS wants to attach.
+    /// A node without TLS tries to join the cluster.
     NODE_PLAIN = "node-plain", DEGRADED, "start it without `--tls off`";
     /// A node's disk is full.
     NODE_FULL = "node-full", DEGRADED, "remove files, or add a node and `tidemill cluster rebalance`";
@@ -74,40 +74,40 @@ kinds! {
         "make its disk writable, then restart it; if the disk is broken, drain it";
     /// A node's clock differs from the server's.
     NODE_CLOCK = "node-clock", DEGRADED, "set the clocks of both hosts";
-    /// The store of a node's files is not found.
+    /// The backend of a node, which stores its files, is not found.
     STORE_OFFLINE = "store-offline", DEGRADED,
         "mount the store; if it is empty for good, put an empty `.tidemill-store` there";
-    /// The store of a node's files refuses them.
+    /// The backend of a node refuses files.
     STORE_FAILING = "store-failing", DEGRADED, "fix the cause: address, keys, space or network of the store";
-    /// A directory that is attached to a store cannot be updated.
+    /// A directory that is attached to a remote cannot be updated.
     STORE_UNSEEN = "store-unseen", DEGRADED, "fix the cause, then `tidemill remote check`";
-    /// No node that is up takes new files.
+    /// No online node takes new files.
     CLUSTER_FULL = "cluster-full", DEGRADED, "remove files, or add a node";
     /// The disk of the server's database is full.
     SERVER_FULL = "server-full", DEGRADED, "make space on the disk of the server's directory";
     /// The server's database cannot be written.
     SERVER_DATABASE = "server-database", DEGRADED, "repair the disk of the server's directory, then restart the server";
-    /// Labels cannot be put into their queue.
+    /// The server cannot put labels into the label queue.
     QUEUE_OFFLINE = "queue-offline", DEGRADED, "start NATS, or repair the connection to it";
-    /// The server's database was rebuilt from incomplete data.
+    /// The server's database was recovered from incomplete data.
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill server recover` with better copies, if there are any";
-    /// Replicas cannot be made.
+    /// The cluster has no space for missing replicas of files.
     REPLICAS_NO_SPACE = "replicas-no-space", DEGRADED, "add a node, or remove files";
-    /// Replicas are being made.
+    /// Files have too few replicas, and replicas are being made.
     REPLICAS_MISSING = "replicas-missing", DEGRADED, "wait: `tidemill cluster health` shows how long";
-    /// Replicas are corrupt and are recreated from others.
+    /// Replicas of files are corrupt and are being recreated from other replicas.
     FILES_CORRUPT = "files-corrupt", DEGRADED, "wait; if one node has many, drain it";
-    /// Files of a lost writer cannot be sealed.
+    /// Files whose writer is lost cannot be sealed.
     FILES_UNSEALED = "files-unsealed", DEGRADED, "start the node that has them";
-    /// A hook cannot keep up with its files.
+    /// A hook processes files more slowly than they arrive.
     HOOK_BEHIND = "hook-behind", NOTICE, "wait, or give the hook more cores";
     /// Runs of a rule have failed.
     RULE_FAILED = "rule-failed", NOTICE, "`tidemill rule log NAME`, then `tidemill rule retry NAME`";
 }
 
 impl ConditionKind {
-    /// Returns a refusal because of this state.
+    /// Returns the gRPC status of a request that the server refuses because of this state.
     #[must_use]
     pub fn refusal(self, message: impl Into<String>) -> tonic::Status {
         let mut status = tonic::Status::failed_precondition(message);
@@ -116,20 +116,20 @@ impl ConditionKind {
         status
     }
 
-    /// Whether the server refused because of this state.
+    /// Whether the server refused a request because of this state.
     #[must_use]
     pub fn is_why(self, status: &tonic::Status) -> bool {
         let name = status.metadata().get(METADATA);
         name.is_some_and(|name| name.as_bytes() == self.name.as_bytes())
     }
 
-    /// Returns the state that is the reason of the server's refusal; `None` if the server named none.
+    /// Returns the state for which the server refused a request; `None` if the server named none.
     #[must_use]
     pub fn why(status: &tonic::Status) -> Option<Self> {
         ALL.iter().copied().find(|kind| kind.is_why(status))
     }
 
-    /// Returns the condition of this state, of a node or of the cluster.
+    /// Returns the condition that reports this state of a node (or of the cluster, without a node).
     #[must_use]
     pub fn of(self, node: Option<u32>, cause: impl Into<String>) -> v1::Condition {
         v1::Condition {

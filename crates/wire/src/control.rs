@@ -1,12 +1,12 @@
-//! Names at the root that no file of the namespace may have: mounts show their control directory under them, and a file of that name would be
-//! unreachable.
+//! Names in the root directory that no file of the namespace may have: mounts show their control directory under these names, and a file
+//! with such a name would be unreachable.
 
-/// The control directory.
+/// Name of the control directory.
 pub const DIRECTORY: &[u8] = b".tidemill";
-/// The link to it.
+/// Name of the link to the control directory.
 pub const LINK: &[u8] = b".analyzethis";
 
-/// Whether an entry of the root may not have this name.
+/// Whether an entry of the root directory must not have the name `name`.
 #[must_use]
 pub fn is_reserved(name: &[u8]) -> bool {
     [DIRECTORY, LINK].contains(&name)

@@ -1,4 +1,4 @@
-//! Conversions between messages and the types of the core. An invalid message is refused with [`ConvertError`]; no value is guessed.
+//! Conversions between messages and the types of the core. An invalid message causes a [`ConvertError`]; no value is guessed.
 
 use crate::v1;
 use std::collections::BTreeMap;
@@ -18,13 +18,13 @@ use tidemill_core::time::{Span, Time};
 #[error("a message has no valid `{0}`: the peer speaks another version or is broken")]
 pub struct ConvertError(pub &'static str);
 
-/// Returns nanoseconds since the epoch in the form of messages.
+/// Returns a time as nanoseconds since the Unix epoch, the form of messages.
 #[must_use]
 pub fn time_to_wire(time: Time) -> i64 {
     i64::try_from(time.0).unwrap_or(i64::MAX)
 }
 
-/// Returns the time of a message, in nanoseconds since the epoch; times before it become 0.
+/// Returns the time of nanoseconds since the Unix epoch in a message; times before the epoch become 0.
 #[must_use]
 pub fn time_from_wire(nanos: i64) -> Time {
     Time(u64::try_from(nanos).unwrap_or(0))
@@ -46,7 +46,7 @@ impl From<&Lock> for v1::Lock {
 }
 
 impl From<&v1::Lock> for Lock {
-    /// The mount that owns it is known from the sender.
+    /// Converts a lock of a mount. The mount that owns the lock is known from the sender.
     fn from(lock: &v1::Lock) -> Self {
         let space = if lock.whole_file {
             LockSpace::Files
@@ -70,7 +70,7 @@ impl From<&v1::Lock> for Lock {
 }
 
 impl From<&core::Label> for v1::Label {
-    /// Capabilities of inputs are left empty; the server fills them in.
+    /// Converts a label for a message. The capabilities of its inputs stay empty; the server fills them in.
     fn from(label: &core::Label) -> Self {
         use v1::label::Operation;
         let operation = match &label.operation {
@@ -229,13 +229,13 @@ pub fn runtime_environment(
     (!runtime_environment.is_empty()).then(|| runtime_environment.clone().into())
 }
 
-/// Returns the cores that an analysis needs; `None` if it needs one and is not limited to it.
+/// Returns the number of cores that an analysis needs; `None` if it needs one core and is not limited to it.
 fn needed_cores(analysis: &core::Analysis) -> Option<u32> {
     let needs = analysis.needs.cores;
     (analysis.limits.cores.is_some() || needs != 1).then_some(needs)
 }
 
-/// Returns valid amounts of resources of a message: those that have a name and are not 0, up to the maximum number.
+/// Returns the valid amounts of resources in a message: amounts that have a name and are not 0, up to the maximum number.
 fn amounts(named: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     let named = named
         .iter()
@@ -339,7 +339,7 @@ impl TryFrom<&v1::Label> for core::Label {
     }
 }
 
-/// Returns the input of a copy: the whole object.
+/// Returns the input of a label that copies an object: the whole object.
 fn copied(copy: &v1::Copy) -> Result<core::LabelInput, ConvertError> {
     let from: core::LabelInput = copy
         .from
@@ -352,7 +352,7 @@ fn copied(copy: &v1::Copy) -> Result<core::LabelInput, ConvertError> {
     }
 }
 
-/// Returns the version and index of a part.
+/// Converts the version and index of a part.
 fn part_of(part: &v1::PartOf) -> PartOf {
     PartOf {
         version: ObjectId(part.version),
@@ -362,10 +362,10 @@ fn part_of(part: &v1::PartOf) -> PartOf {
     }
 }
 
-/// Returns the layout of a version of `size` bytes, each part where it is to be read or written.
+/// Returns the layout of a version of `size` bytes, with the location at which each part is to be read or written.
 ///
 /// # Errors
-/// The layout contradicts itself.
+/// The layout is inconsistent.
 pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     let part = |part: &v1::LayoutPart| {
         let (object, node) = (ObjectId(part.object), NodeId(part.node));
@@ -622,10 +622,10 @@ pub fn role_name(role: Role) -> &'static str {
     }
 }
 
-/// Name of the burst tier in messages: its nodes pass on the files that are written to them.
+/// Name of the burst tier in messages. Files that are written to its nodes are staged out to other nodes.
 pub const BURST: &str = "burst";
 
-/// Parses a name of [`role_name`].
+/// Parses the name of a role as [`role_name`] returns it.
 ///
 /// # Errors
 /// The name is neither `store` nor `server-cores`.
@@ -707,7 +707,7 @@ pub fn state_name(state: v1::State) -> &'static str {
 }
 
 impl From<&Decision> for v1::Decision {
-    /// Without the task's name and the measured bytes, which the decision does not know.
+    /// Converts a decision, without the task's name and the measured bytes, which the decision does not contain.
     fn from(decision: &Decision) -> Self {
         let estimate = |e: &Estimate| v1::Estimate {
             node: e.node.0,
@@ -746,7 +746,7 @@ mod tests {
     use tidemill_core::label as core;
 
     #[test]
-    fn pipeline_of_kernels_round_trips_and_refuses_nested_pipeline() {
+    fn pipeline_message_round_trips_and_refuses_nested_pipeline() {
         let kernels = [
             core::Kernel::Builtin("sort".into()),
             core::Kernel::Program("/bin/cat".into()),
@@ -825,7 +825,7 @@ mod tests {
     }
 
     #[test]
-    fn label_round_trips() {
+    fn label_message_round_trips() {
         assert_eq!(
             core::Label::try_from(&v1::Label::from(&label())),
             Ok(label())
@@ -838,7 +838,7 @@ mod tests {
         );
     }
 
-    /// The selected bytes of an input are never guessed: a kernel that reads other bytes returns a wrong result.
+    /// A label whose selected bytes are invalid is refused, because a kernel that reads other bytes returns a wrong result.
     #[test]
     fn label_with_invalid_ranges_is_refused() {
         let with = |selection: Option<v1::Selection>| {
@@ -887,7 +887,7 @@ mod tests {
     }
 
     #[test]
-    fn label_of_earlier_release_needs_one_core() {
+    fn label_message_without_cores_needs_one_core() {
         let mut old = v1::Label::from(&label());
         if let Some(v1::label::Operation::Analyse(analyse)) = &mut old.operation {
             (analyse.cores, analyse.memory_bytes) = (None, 0);
@@ -903,7 +903,7 @@ mod tests {
     }
 
     #[test]
-    fn every_failure_kind_round_trips() {
+    fn every_failure_kind_message_round_trips() {
         use core::FailureKind as K;
         for kind in [
             K::Kernel,

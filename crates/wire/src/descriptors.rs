@@ -1,54 +1,54 @@
-//! Messages and calls from the definition of the protocol, for code that treats all of them alike.
+//! Descriptors of the messages and calls of the protocol, for code that treats all messages alike.
 
-/// Call of the protocol.
+/// Call of a service of the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
-    /// Path in a request.
+    /// Path of the call in a request.
     pub path: &'static str,
-    /// Name of the request message.
+    /// Name of the call's request message.
     pub request: &'static str,
     /// Whether the client sends a stream of requests.
     pub streams: bool,
 }
 
-/// Kind of the value of a field.
+/// Kind of the value of a message's field.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FieldKind {
-    /// Message, by its index in the table.
+    /// The value is a message, given by its index in the table of messages.
     Message(usize),
-    /// String or bytes.
+    /// The value is a string or bytes.
     Bytes,
-    /// Number.
+    /// The value is a number.
     Number,
-    /// Repeated numbers.
+    /// The value is a list of numbers.
     Numbers,
 }
 
 /// Field of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Field {
-    /// Number of the field.
+    /// Number of the field in the message.
     pub number: u32,
-    /// Kind of its value.
+    /// Kind of the field's value.
     pub kind: FieldKind,
 }
 
 include!(concat!(env!("OUT_DIR"), "/shape.rs"));
 
-/// Returns all calls.
+/// Returns all calls of the protocol.
 #[must_use]
 pub fn methods() -> &'static [Method] {
     METHODS
 }
 
-/// Returns the fields of a message; `None` for an unknown message.
+/// Returns the fields of the message with this name; `None` for an unknown message.
 #[must_use]
 pub fn fields(message: &str) -> Option<&'static [Field]> {
     let at = MESSAGES.binary_search_by_key(&message, |(name, _)| *name);
     at.ok().map(|at| MESSAGES[at].1)
 }
 
-/// Returns the fields of the message with this index; none for an unknown index.
+/// Returns the fields of the message with this index; an empty list for an unknown index.
 #[must_use]
 pub fn fields_at(index: usize) -> &'static [Field] {
     MESSAGES.get(index).map_or(&[], |(_, fields)| fields)
@@ -56,7 +56,7 @@ pub fn fields_at(index: usize) -> &'static [Field] {
 
 #[cfg(test)]
 mod tests {
-    /// Protocol files with their names.
+    /// Names and texts of the protocol files.
     const PROTOCOLS: [(&str, &str); 2] = [
         (
             "tidemill.proto",
@@ -67,13 +67,13 @@ mod tests {
             include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/proto/labels.proto")),
         ),
     ];
-    /// First words of declarations whose comments stand above them.
+    /// Keywords of declarations whose comments must be above them.
     const BLOCKS: [&str; 4] = ["service", "rpc", "message", "enum"];
     /// First words of lines that need no comment.
     const PLAIN: [&str; 5] = ["syntax", "package", "reserved", "oneof", "}"];
 
-    /// Returns the declarations of a protocol file that have no comment, or share their line with another declaration. A field or a
-    /// value may have its comment at the end of its line.
+    /// Returns the declarations of a protocol file that have no comment, or share their line with another declaration. A field or a value
+    /// may have its comment at the end of its line.
     fn uncommented(protocol: &str) -> Vec<String> {
         let mut found = Vec::new();
         let mut above = false;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn protocol_items_all_have_comments() {
+    fn every_protocol_declaration_has_comment() {
         for (name, protocol) in PROTOCOLS {
             let found = uncommented(protocol);
             assert!(
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn comment_scan_reports_each_uncommented_item() {
+    fn comment_check_reports_each_uncommented_declaration() {
         let protocol = "\
             syntax = \"proto3\";\n\
             // A section.\n\

@@ -1,7 +1,7 @@
 //! Formats on the network: the protobuf services, the HTTP routes of a node, capabilities, and the conversions between messages and the
 //! types of the core.
 //!
-//! The crate only has formats: it opens no connection.
+//! The crate only defines formats: it opens no connection.
 
 pub mod capability;
 pub mod condition;
@@ -17,13 +17,13 @@ pub mod size_limits;
 /// Version of the control protocol. Peers of different versions refuse each other.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// Largest control message, in bytes. Larger requests are cut into batches.
+/// Maximum size of a control message, in bytes. Larger requests are split into batches.
 pub const MESSAGE_BYTES_MAX: usize = 64 << 20;
 
 /// Maximum size of a job script of an ordinary user, in bytes, also through the control directory.
 pub const USER_SCRIPT_BYTES_MAX: usize = 4 << 20;
 
-/// Maximum size of a request of an ordinary user, in bytes: the largest job script, and its envelope.
+/// Maximum size of a request of an ordinary user, in bytes: the largest job script, and the rest of its message.
 pub const USER_MESSAGE_BYTES_MAX: usize = USER_SCRIPT_BYTES_MAX + (1 << 20);
 
 /// The generated protobuf messages, clients and servers.
@@ -40,7 +40,7 @@ pub mod v1 {
     tonic::include_proto!("tidemill.v1");
 }
 
-/// The same for labels of applications, which agents serve.
+/// The generated protobuf messages and clients for labels of applications, which agents serve.
 #[allow(
     missing_docs,
     unreachable_pub,

@@ -1,4 +1,4 @@
-//! Converts the server's answers about lineage to a graph of the core, which can display it.
+//! Converts the server's answers about lineage to a graph of the core crate, which can display the graph.
 
 use crate::convert::time_from_wire;
 use crate::v1;
@@ -7,7 +7,7 @@ use tidemill_core::label::Owner;
 use tidemill_core::lineage::search::{Annotated, LineageCriteria};
 use tidemill_core::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter};
 
-/// Returns the answer as a graph.
+/// Converts a server's answer about lineage to a graph.
 #[must_use]
 pub fn graph(reply: &v1::LineageReply) -> Graph {
     let mut graph = Graph::default();
@@ -21,12 +21,12 @@ pub fn graph(reply: &v1::LineageReply) -> Graph {
     graph
 }
 
-/// Groups are not sent: they have no information about the origin of a file.
+/// Returns the owner with this user id. Messages contain no groups, because groups have no information about the origin of a file.
 fn owner(uid: u32) -> Owner {
     Owner { uid, gid: 0 }
 }
 
-/// Returns a version of the core. Values that are not valid text are shown as far as possible.
+/// Converts a version in a message. Values that are not valid text are converted as far as possible.
 #[must_use]
 pub fn version(version: &v1::Version) -> LineageVersion {
     let named = !version.current_path.is_empty();
@@ -57,7 +57,7 @@ fn annotation(annotation: &v1::Annotation) -> (String, String) {
     (annotation.name.clone(), value.into_owned())
 }
 
-/// Returns a search of the core.
+/// Converts the search criteria in a message.
 #[must_use]
 pub fn search(search: &v1::LineageSearch) -> LineageCriteria {
     let time = |at: i64| (at != 0).then(|| time_from_wire(at));
@@ -75,7 +75,7 @@ pub fn search(search: &v1::LineageSearch) -> LineageCriteria {
     }
 }
 
-/// Returns the name of an object with the part of it that was read, for users.
+/// Returns the name of an object for users, with the part of the object that was read.
 fn named(object: &v1::NamedObject) -> String {
     let v1::NamedObject {
         name, selection, ..
@@ -86,7 +86,7 @@ fn named(object: &v1::NamedObject) -> String {
     }
 }
 
-/// Returns a run of the core.
+/// Converts a run in a message to a lineage record.
 #[must_use]
 pub fn record(run: &v1::Run) -> LineageRecord {
     let objects = |objects: &[v1::NamedObject]| {

@@ -1,8 +1,8 @@
-//! Requests to the namespace from the same host, without HTTP: frames on a Unix socket of their own.
+//! Requests to the namespace from the same host, without HTTP: frames on a separate Unix socket.
 //!
-//! A frame is a length (four bytes, little-endian) and that many bytes. Each side first sends a frame with its version. Then every
+//! A frame is a length (four bytes, little-endian) and a payload of this length. Each side first sends a frame with its version. Then every
 //! [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC status code, and the [`NameReply`](crate::v1::NameReply)
-//! if it is 0, else a text.
+//! if the code is 0, else an error text.
 
 use crate::size_limits::{self, Excess};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
@@ -12,18 +12,18 @@ use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
-/// The status of an answer that is a reply.
+/// Status of an answer that contains a reply.
 pub const OK: u8 = 0;
-/// The status that refuses a connection because there are too many.
+/// Status by which the server refuses a connection because there are too many connections.
 pub const EXHAUSTED: u8 = 8;
-/// The status that refuses a peer of another version.
+/// Status by which the server refuses a peer of another version.
 pub const WRONG_VERSION: u8 = 9;
 
 const MAGIC: &[u8; 4] = b"TMLN";
-/// Number of bytes that are allocated for a frame before its bytes arrive: a false length must cost nothing.
+/// Maximum number of bytes that are allocated for a frame before its bytes arrive, so that a false length costs nothing.
 const TRUSTED_BYTES: usize = 64 << 10;
 
-/// Returns the path of the server's socket for these frames, from the Unix socket of its other services.
+/// Returns the path of the server's socket for frames, from the path of the Unix socket of its other services.
 #[must_use]
 pub fn socket(control: &Path) -> PathBuf {
     if control
@@ -40,7 +40,7 @@ pub fn socket(control: &Path) -> PathBuf {
 /// Maximum length of the path of a Unix socket in system calls.
 const PATH_BYTES_MAX: usize = 107;
 
-/// A path of a Unix socket that is short enough to bind or connect to: a longer path is resolved by its open directory.
+/// A path of a Unix socket that is short enough to bind or connect to: a longer path is replaced by a path through its open directory.
 #[derive(Debug)]
 pub struct ShortPath {
     path: PathBuf,
@@ -82,7 +82,7 @@ impl AsRef<Path> for ShortPath {
     }
 }
 
-/// Sends a frame with `head` and `message`.
+/// Sends a frame that consists of `head` and the encoded `message`.
 ///
 /// # Errors
 /// The frame is too long, or a write to the peer fails.
@@ -94,10 +94,10 @@ pub fn send(peer: &mut impl Write, head: &[u8], message: &impl Message) -> io::R
     peer.write_all(&frame)
 }
 
-/// Sends a frame of bytes: a greeting, or a status and a text.
+/// Sends a frame that consists of `head` and `bytes`: a greeting, or a status and a text.
 ///
 /// # Errors
-/// As for [`send`].
+/// The errors of [`send`].
 pub fn send_bytes(peer: &mut impl Write, head: &[u8], bytes: &[u8]) -> io::Result<()> {
     let mut frame = begin(head.len() + bytes.len())?;
     frame.extend_from_slice(head);
@@ -123,10 +123,10 @@ pub fn receive(peer: &mut impl Read) -> io::Result<Option<Vec<u8>>> {
     receive_at_most(peer, MESSAGE_BYTES_MAX)
 }
 
-/// As [`receive`], from a peer that may send no more than `bytes_max` at once.
+/// Receives the next frame like [`receive`], from a peer whose frames have at most `bytes_max` bytes.
 ///
 /// # Errors
-/// As for [`receive`].
+/// The errors of [`receive`].
 pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Option<Vec<u8>>> {
     let mut prefix = [0; 4];
     let got = loop {
@@ -153,7 +153,7 @@ pub fn receive_at_most(peer: &mut impl Read, bytes_max: usize) -> io::Result<Opt
     Ok(Some(bytes))
 }
 
-/// Returns the first frame of each side.
+/// Returns the greeting, which is the first frame that each side sends.
 #[must_use]
 pub fn greeting() -> [u8; 8] {
     let mut greeting = [0; 8];
@@ -162,7 +162,7 @@ pub fn greeting() -> [u8; 8] {
     greeting
 }
 
-/// Returns the version in a peer's greeting.
+/// Returns the version in a peer's greeting; `None` if the frame is no greeting.
 #[must_use]
 pub fn greeted(frame: &[u8]) -> Option<u32> {
     let version = frame.strip_prefix(MAGIC)?.try_into().ok()?;
@@ -178,7 +178,7 @@ pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
     v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
 }
 
-/// Returns the reply in an answer, or its status and text.
+/// Returns the reply in an answer, or the answer's status and error text.
 ///
 /// # Errors
 /// The frame is not an answer.
@@ -202,7 +202,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_decode_in_sequence_and_refuse_truncation() {
+    fn local_frames_decode_in_sequence_and_refuse_truncation() {
         let mut bytes = Vec::new();
         send_bytes(&mut bytes, &[5], b"no").unwrap();
         send(&mut bytes, &[OK], &v1::NameReply::default()).unwrap();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn names_socket_path_is_unique_to_its_server() {
+    fn local_socket_path_is_unique_for_each_server() {
         assert_eq!(
             socket(Path::new("/a/server.sock")),
             Path::new("/a/names.sock")
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn socket_in_a_long_directory_is_bound_and_connected_to() {
+    fn short_path_binds_and_connects_socket_in_long_directory() {
         use std::os::unix::net::{UnixListener, UnixStream};
         let directory = tempfile::tempdir().unwrap();
         for length in [1, 100, 200] {

@@ -1,33 +1,33 @@
 //! Format in which a node sends another node the data for replicas of many objects at once (`POST /replicas`).
 
-/// Maximum number of objects of one request.
+/// Maximum number of objects in one request to [`REPLICAS`].
 pub const OBJECTS_MAX: usize = 64;
 
-/// Maximum size of an object in such an answer; a larger object is requested alone.
+/// Maximum size in bytes of an object in an answer; a larger object is requested alone.
 pub const OBJECT_BYTES_MAX: u64 = 1 << 20;
 
-/// Number of bytes after which no more objects are added to a request.
+/// Total size of objects in bytes after which no more objects are added to a request.
 pub const OBJECTS_BYTES_MAX: u64 = 8 << 20;
 
-/// Path of requests for many objects at once.
+/// Path of the route for replicas of many objects at once.
 pub const REPLICAS: &str = "/replicas";
 
-/// Object of such a request.
+/// Object of a request to [`REPLICAS`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ReplicaItem {
-    /// The object.
+    /// Id of the object.
     pub object: u64,
     /// Capability for the object, in hexadecimal.
     pub capability: String,
 }
 
-/// Data of one object: the BLAKE3 hash of the sealed bytes and, if requested, the bytes. `None`: the object has to be requested alone.
+/// Data of one object: the BLAKE3 hash of the sealed bytes and, if requested, the bytes; `None` if the object has to be requested alone.
 pub type ReplicaData = Option<([u8; 32], Vec<u8>)>;
 
-/// The same, within the body of an answer.
+/// Data of one object like [`ReplicaData`], as slices of an answer's body.
 pub type BorrowedReplica<'a> = Option<(&'a [u8; 32], &'a [u8])>;
 
-/// In place of a length: no data is sent.
+/// Value in place of the length of an object for which the answer has no data.
 const NONE: u32 = u32::MAX;
 
 /// Returns the body of an answer: for each object the number of its bytes (`u32`, little-endian; 0xffffffff: no data), the hash and the
@@ -51,7 +51,7 @@ pub fn encode(given: &[ReplicaData]) -> Vec<u8> {
     body
 }
 
-/// Returns the first object of a body, and the rest of the body; `None`: the body is invalid.
+/// Returns the first object of a body, and the rest of the body; `None` if the body is invalid.
 #[must_use]
 pub fn decode(body: &[u8]) -> Option<(BorrowedReplica<'_>, &[u8])> {
     let (length, rest) = body.split_first_chunk()?;

@@ -46,7 +46,7 @@
 //!   idempotent if it is the producer's last request. The answer is `409` if the producer's last request was another request, or if the
 //!   messages never fit.
 //! - An answer with messages has the number of the first message (eight bytes, the lowest first) and the messages in the form in which they
-//!   are sent. It is empty if no message arrived.
+//!   are sent. The answer is empty if no message arrived.
 //!
 //! The answer `410` means that the object is corrupt, or lost below the node, or that the channel does not exist.
 //!
@@ -57,28 +57,28 @@
 
 use tidemill_core::id::ObjectId;
 
-/// The header that carries a capability in hexadecimal.
+/// Name of the HTTP header that carries a capability in hexadecimal.
 pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
 
-/// The header that carries the capability of an object that is copied.
+/// Name of the HTTP header that carries the capability of the source object of a copy.
 pub const SOURCE_HEADER: &str = "x-tidemill-source";
 
-/// Protocol of a connection that starts a rank of a task, or reaches one.
+/// Name of the protocol of a connection that starts a rank of a task, or reaches a rank.
 pub const RANK_PROTOCOL: &str = "tidemill-rank";
 
-/// Maximum number of ranges of one request.
+/// Maximum number of ranges of one request to `/ranges`.
 pub const RANGES_MAX: usize = 1024;
 
-/// Maximum total size of the ranges in bytes.
+/// Maximum total size in bytes of the ranges of one request to `/ranges`.
 pub const RANGES_BYTES_MAX: u64 = 4 << 20;
 
-/// Returns bytes in hexadecimal, as in those headers and [`SealItem`].
+/// Returns bytes as hexadecimal digits, as in [`CAPABILITY_HEADER`] and [`SealItem`].
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// Returns the bytes of hexadecimal digits.
+/// Returns the bytes of hexadecimal digits; `None` if `text` is invalid.
 #[must_use]
 pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| char::from(byte).to_digit(16);
@@ -91,13 +91,13 @@ pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
         .collect()
 }
 
-/// Returns the path of an object.
+/// Returns the path of the route of an object.
 #[must_use]
 pub fn object(id: ObjectId) -> String {
     format!("/objects/{:016x}", id.0)
 }
 
-/// Parses the `{id}` of a path.
+/// Parses the `{id}` of a path into the id of an object.
 #[must_use]
 pub fn parse_object(text: &str) -> Option<ObjectId> {
     let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
@@ -109,7 +109,7 @@ pub fn parse_object(text: &str) -> Option<ObjectId> {
 
 /// Parses a `Range` header for an object of `size` bytes.
 ///
-/// `None`: the range is not understood, so all bytes are sent (RFC 9110 §14.2). `Some(None)`: the range is beyond the end.
+/// `None`: the header is not understood, so the node sends all bytes (RFC 9110 §14.2). `Some(None)`: the range is beyond the object's end.
 #[must_use]
 pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>> {
     let (first, last) = text.trim().strip_prefix("bytes=")?.split_once('-')?;
@@ -136,118 +136,118 @@ pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>
     Some((start < size).then_some(start..end))
 }
 
-/// Body of a client's request to seal an object. The node uses only `durable` and `lost` of it: it records the attributes that the
-/// server has signed into the capability (`capability::Attributes`).
+/// Body of a client's request to seal an object. The node uses only `durable` and `lost` of the body: the node records the attributes that
+/// the server has signed into the capability (`capability::Attributes`).
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
     /// Inode of the object's file.
     pub inode: u64,
-    /// The file's path as far as the client knows it; may be empty.
+    /// Path of the object's file as far as the client knows it; may be empty.
     pub path: String,
-    /// Owner's user id.
+    /// User id of the object's owner.
     pub uid: u32,
-    /// Owner's group id.
+    /// Group id of the object's owner.
     pub gid: u32,
-    /// Permission bits.
+    /// Permission bits of the object's file.
     pub mode: u32,
-    /// Whether the bytes must survive power loss before the answer.
+    /// Whether the object's bytes must survive power loss before the node answers.
     pub durable: bool,
-    /// Whether the writer is lost, so that a program may still have the object's file open: after the seal no program can change the object
-    /// through that file any more.
+    /// Whether the writer of the object is lost, so that a program may still have the object's file open. After the seal no program can
+    /// change the object through that file any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// The version and index of a part, encoded (`tidemill_core::layout::PartOf`).
+    /// Version and index of the part that the object is, encoded (`tidemill_core::layout::PartOf`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<[u8; 32]>,
 }
 
-/// Number of directories in which a node stores its objects: by the lowest byte of their ids.
+/// Number of directories in which a node stores its objects. The lowest byte of an object's id selects the directory.
 pub const DIRECTORIES: u32 = 256;
 
-/// An object as a node lists it.
+/// Object in a node's listing of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ListedObject {
-    /// The object.
+    /// Id of the object.
     pub object: u64,
-    /// Length in bytes.
+    /// Length of the object in bytes.
     pub size: u64,
-    /// Whether it is sealed, and recorded as sealed in the node's database.
+    /// Whether the object is sealed, and recorded as sealed in the node's database.
     pub sealed: bool,
-    /// Time since its last change, in nanoseconds.
+    /// Time since the object's last change, in nanoseconds.
     pub age_ns: u64,
 }
 
 /// The path of requests that seal many objects at once.
 pub const SEAL_ALL: &str = "/seal";
 
-/// Maximum number of objects of one [`SEAL_ALL`].
+/// Maximum number of objects in one request to [`SEAL_ALL`].
 pub const SEAL_ALL_MAX: usize = 4096;
 
-/// Object of a request.
+/// Object in a request to [`SEAL_ALL`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealItem {
-    /// The object.
+    /// Id of the object.
     pub object: u64,
     /// Capability for the object, in hexadecimal.
     pub capability: String,
-    /// Body of the seal.
+    /// Body of the request that seals the object.
     pub body: SealBody,
 }
 
-/// Outcome of one of the objects.
+/// Result of sealing one object of a request to [`SEAL_ALL`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealResult {
-    /// The object.
+    /// Id of the object.
     pub object: u64,
-    /// Final length in bytes; 0 if it was refused.
+    /// Final length of the object in bytes; 0 if the node refused the seal.
     pub size: u64,
-    /// 200, or the HTTP status that a single seal of it would return.
+    /// HTTP status: 200, or the status that a request to seal only this object would return.
     pub status: u16,
-    /// Reason of the refusal; empty otherwise.
+    /// Reason why the node refused the seal; empty if the object is sealed.
     pub message: String,
 }
 
 /// Query of `POST /channels/{id}/messages`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelSending {
-    /// Sender: a random number.
+    /// Random number that identifies the producer of the messages.
     pub producer: u64,
-    /// Number of messages that the producer has sent before.
+    /// Number of messages that the producer has sent before this request.
     pub sequence: u64,
 }
 
-/// Outcome of sent messages.
+/// Answer to a request that sends messages to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SentMessages {
-    /// Number of the first message, the others follow; `None`: the channel is full.
+    /// Number of the first sent message; the others follow it. `None` if the channel is full.
     pub first: Option<u64>,
 }
 
 /// Query of `GET /channels/{id}/space`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelSpace {
-    /// Size of the body in bytes.
+    /// Size in bytes of the request's body that must fit into the channel.
     pub bytes: u64,
-    /// Time to wait in milliseconds, a minute at most.
+    /// Time that the node waits for space, in milliseconds; a minute at most.
     pub wait_ms: u64,
 }
 
 /// Query of `GET /channels/{id}/messages`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelReading {
-    /// First message, or the first later message that exists.
+    /// Number of the first message to return. If this message no longer exists, the answer starts with the next message that exists.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from: Option<u64>,
-    /// Consumer, which continues where it has read, unless `from` is set.
+    /// Name of the consumer. Unless `from` is set, the answer starts with the first message that the consumer has not read.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub consumer: Option<String>,
-    /// All messages before this one are read.
+    /// The consumer has read all messages before message `read`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read: Option<u64>,
-    /// Maximum size of an answer in bytes. An answer has at least the messages of one request.
+    /// Maximum size of the answer in bytes. An answer with messages contains at least the messages of one request.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Time to wait in milliseconds, a minute at most.
+    /// Time that the node waits for messages, in milliseconds; a minute at most.
     #[serde(default)]
     pub wait_ms: u64,
 }
@@ -255,22 +255,22 @@ pub struct ChannelReading {
 /// State of a channel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ChannelState {
-    /// Number of the first stored message.
+    /// Number of the first message that the channel stores.
     pub first: u64,
-    /// Number of the next message.
+    /// Number of the next message that a producer sends.
     pub next: u64,
-    /// Bytes of the stored messages.
+    /// Total size in bytes of the stored messages.
     pub held_bytes: u64,
-    /// Capacity in bytes.
+    /// Capacity of the channel in bytes.
     pub capacity_bytes: u64,
-    /// Consumers, and the number of the next message of each.
+    /// Consumers of the channel, and the number of the next message of each consumer.
     pub consumers: std::collections::BTreeMap<String, u64>,
 }
 
-/// The answer to a seal.
+/// Answer to a request that seals an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealReply {
-    /// Final length in bytes.
+    /// Final length of the object in bytes.
     pub size: u64,
 }
 
@@ -279,7 +279,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hex_has_two_digits_per_byte() {
+    fn hex_encodes_and_parses_two_digits_per_byte() {
         assert_eq!(hex(&[0, 10, 255]), "000aff");
         assert_eq!(parse_hex("000AfF"), Some(vec![0, 10, 255]));
         for bad in ["0", "0g", "+1"] {
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn range_parses_like_http() {
+    fn range_header_parses_as_in_http_standard() {
         for (text, range) in [
             ("bytes=0-0", Some(Some(0..1))),
             ("bytes=3-99", Some(Some(3..10))),

@@ -1,8 +1,8 @@
 //! Limits on the size of a request, checked on its bytes before it is decoded.
 //!
-//! A decoded operation takes some hundred bytes, and two encoded bytes are enough for it. Without this check, a message of an allowed
-//! length would take a hundred times that. So the fields of each request are counted first. Only daemons of the cluster send answers, the
-//! streams of nodes and mounts, and requests that are longer than those of a user; these are not checked.
+//! A decoded operation takes some hundred bytes, and two encoded bytes are enough for an operation. Without this check, a decoded message
+//! of a permitted length would take a hundred times its length. So the fields of each request are counted first. Only daemons of the
+//! cluster send answers, the streams of nodes and mounts, and longer requests than users; these are not checked.
 
 use crate::USER_MESSAGE_BYTES_MAX;
 use crate::descriptors::{self, Field, FieldKind};
@@ -18,14 +18,14 @@ use tonic_prost::{ProstCodec, ProstDecoder, ProstEncoder};
 pub const OPS_MAX: usize = 10_000;
 
 /// Maximum weight of the fields of one request: fields and packed numbers count as one, messages as `MESSAGE`. A request to the namespace
-/// may have more, as many operations have.
+/// may have a larger weight, as many operations have.
 pub const ELEMENTS_MAX: u64 = 200_000;
 const NAME_ELEMENTS_MAX: u64 = 1_000_000;
 const MESSAGE: u64 = 4;
 /// Maximum depth of nested messages.
 const DEPTH_MAX: u32 = 16;
 
-/// Longest encoded [`Credentials`](crate::v1::Credentials): as many groups as Linux allows a user, and some more.
+/// Maximum size in bytes of encoded [`Credentials`](crate::v1::Credentials): as many groups as Linux allows a user, and some more.
 const CREDENTIALS_BYTES_MAX: usize = 512 << 10;
 
 /// Maximum number of fields of a request in addition to its operations.
@@ -37,16 +37,16 @@ const OPS: u64 = 2;
 /// Reason why a request is not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Excess {
-    /// Too many operations.
+    /// The request has too many operations.
     #[error("a request has more than {OPS_MAX} operations: send several requests")]
     Operations,
-    /// Too many groups, or invalid bytes in their place.
+    /// The request's credentials have too many groups, or invalid bytes.
     #[error("the credentials of a request are too long")]
     Credentials,
-    /// Too many fields of other kinds.
+    /// The request has too many other fields.
     #[error("a request has too many fields: send several requests")]
     Elements,
-    /// The bytes are not a message.
+    /// The bytes are not an encoded message.
     #[error("a message is not a request")]
     Nonsense,
 }
@@ -54,14 +54,14 @@ pub enum Excess {
 /// Checks the encoding of a [`NameRequest`].
 ///
 /// # Errors
-/// The message is too large, or malformed.
+/// The message is too large, or is malformed.
 pub fn check(bytes: &[u8]) -> Result<(), Excess> {
     check_operations(bytes)?;
     let fields = descriptors::fields("NameRequest").unwrap_or_default();
     weigh(bytes, fields, NAME_ELEMENTS_MAX)
 }
 
-/// Checks the encoding of a request with these fields. Invalid bytes are left to the decoder.
+/// Checks the weight of an encoded request with these fields. The decoder rejects invalid bytes later.
 ///
 /// # Errors
 /// The weight of the request exceeds `max`.
@@ -138,7 +138,7 @@ fn check_operations(mut bytes: &[u8]) -> Result<(), Excess> {
     Ok(())
 }
 
-/// Takes a number of the encoding: seven bits a byte, the lowest first, ten bytes at most.
+/// Reads an encoded number: seven bits in each byte, the lowest bits first, ten bytes at most.
 fn varint(bytes: &mut &[u8]) -> Result<u64, Excess> {
     let mut value = 0;
     for shift in (0..70).step_by(7) {
@@ -181,11 +181,11 @@ where
     }
 }
 
-/// Decoder of [`Bounded`].
+/// Decoder of the codec [`Bounded`].
 #[derive(Clone, Debug)]
 pub struct BoundedDecoder<U>(ProstDecoder<U>, Option<&'static [Field]>);
 
-/// Returns the fields of a message that is the request of a call, unless the call takes a stream of them.
+/// Returns the fields of a message that is the request of a call; `None` for a message of a stream of requests.
 fn request<U: 'static>() -> Option<&'static [Field]> {
     let name = std::any::type_name::<U>().rsplit("::").next()?;
     let mut calls = descriptors::methods().iter();
@@ -235,13 +235,13 @@ mod tests {
     }
 
     #[test]
-    fn bounded_accepts_largest_counts() {
+    fn size_limits_accept_request_with_largest_counts() {
         assert_eq!(check(&request(OPS_MAX, 65_536)), Ok(()));
         assert_eq!(check(&[]), Ok(()));
     }
 
     #[test]
-    fn excess_counts_are_refused_before_decoding() {
+    fn size_limits_refuse_excess_counts_before_decoding() {
         assert_eq!(check(&request(OPS_MAX + 1, 1)), Err(Excess::Operations));
         assert_eq!(check(&request(1, 200_000)), Err(Excess::Credentials));
         // The message that took a hundred times its length: empty operations of two bytes each.
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_requests_are_refused() {
+    fn size_limits_refuse_malformed_requests() {
         for bytes in [
             &b"\xff"[..],
             b"\x12\xff\xff\xff\xff\x0f",
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_fields_of_other_requests_are_bounded() {
+    fn size_limits_apply_to_repeated_fields_of_all_requests() {
         use crate::v1::{DeleteJobsRequest, FromNode, LineageReply, LineageRequest, LineageSearch};
         let annotations = |count| {
             let request = LineageRequest {
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn every_call_has_a_known_request() {
+    fn size_limits_know_request_message_of_every_call() {
         assert!(descriptors::methods().len() > 60);
         for call in descriptors::methods() {
             assert!(descriptors::fields(call.request).is_some(), "{call:?}");
@@ -321,7 +321,7 @@ mod tests {
     proptest! {
         /// A request that the decoder accepts is only refused if it is too large.
         #[test]
-        fn decodable_request_is_refused_only_for_excess(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
+        fn size_limits_refuse_decodable_request_only_for_excess(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             if NameRequest::decode(bytes.as_slice()).is_ok() {
                 prop_assert_ne!(check(&bytes), Err(Excess::Operations));
             } else {

@@ -1,4 +1,4 @@
-//! Places of the bytes of a version that is being written, as far as they are known. It asks the server for changes (next: `server/src`).
+//! Known locations of the bytes of a version that is being written. The module asks the server for changes (next: `server/src`).
 
 use super::{PAUSE_MAX, Range};
 use crate::error::Error;
@@ -12,54 +12,54 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
 
-/// Time that the reader waits for a server that does not answer.
+/// Maximum time that the reader waits for a server that does not answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// State of a version; see the module.
+/// State of a version that is being written.
 #[derive(Debug)]
 pub(super) struct StreamingFile {
     ino: u64,
-    /// The last answer to an open.
+    /// Last answer of the server to an open of the version.
     opened: v1::Opened,
     written: StreamState,
 }
 
 #[derive(Debug)]
 enum StreamState {
-    /// One writer writes the version, as one object.
+    /// One writer writes the version, into one object.
     Alone,
     /// Several mounts write the version.
     MultiWriter(Visible, Vec<ObjectLocation>),
-    /// The version is sealed; with its parts, if it has several.
+    /// The version is sealed; with its parts, if it has several parts.
     Sealed(Option<Arc<StripedVersion>>),
-    /// The version is sealed, and a node that holds it is offline.
+    /// The version is sealed, and a node with a part of the version is offline.
     Offline(NodeId),
 }
 
-/// An object, or the offline node that holds it.
+/// Address of an object, or the offline node that stores the object.
 type ObjectLocation = Result<ObjectAddress, NodeId>;
 
-/// Place of some bytes.
+/// Location of bytes of a version.
 #[derive(Debug)]
 pub(super) enum StreamLocation {
-    /// In an object; the range has the first of them.
+    /// The first of the bytes are in this range of an object.
     Object(ObjectAddress, Range<u64>),
-    /// In these parts, which are sealed.
+    /// The first of the bytes are in this range of sealed parts.
     Parts(Arc<StripedVersion>, Range<u64>),
-    /// The bytes may be written later.
+    /// The bytes may still be written.
     NotYet,
-    /// The version ends before them.
+    /// The version ends before the bytes.
     End,
-    /// On an offline node.
+    /// The bytes are on an offline node.
     Offline(NodeId),
 }
 
-/// Data for a question about the state of a version.
+/// Data for a request to the server for the state of a version.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KnownVersion {
     pub(super) ino: u64,
     object: u64,
-    /// Number of the last publication, if several mounts write the version.
+    /// Number of the last known publication, if several mounts write the version.
     since: Option<u64>,
 }
 
@@ -95,17 +95,17 @@ impl StreamingFile {
         }
     }
 
-    /// Whether it is sealed, and can be read to its end.
+    /// Whether the version is sealed, and can be read to its end.
     pub(super) fn is_sealed(&self) -> bool {
         matches!(self.written, StreamState::Sealed(_))
     }
 
-    /// Whether one mount writes it, as far as is known: then its object is the file.
+    /// Whether only one mount writes the version, as far as is known, so that its object is the file.
     pub(super) fn is_alone(&self) -> bool {
         matches!(self.written, StreamState::Alone)
     }
 
-    /// Whether its object is the file, during the write or after the seal.
+    /// Whether the version's object is the file, during the write or after the seal.
     pub(super) fn is_one_object(&self) -> bool {
         matches!(self.written, StreamState::Alone | StreamState::Sealed(None))
     }
@@ -114,7 +114,7 @@ impl StreamingFile {
         &self.opened
     }
 
-    /// Returns its parts, if it is sealed and is not one object.
+    /// Returns the version's parts, if the version is sealed and is not one object.
     pub(super) fn parts(&self) -> Option<&StripedVersion> {
         match &self.written {
             StreamState::Sealed(parts) => parts.as_deref(),
@@ -122,7 +122,7 @@ impl StreamingFile {
         }
     }
 
-    /// Applies an answer about the version. An answer from before the seal may arrive after an answer from after it, and is then ignored.
+    /// Applies a server's answer about the version. An answer from before the seal that arrives after an answer from after it is ignored.
     pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
         let ended = matches!(
             self.written,
@@ -169,7 +169,6 @@ impl StreamingFile {
         Ok(())
     }
 
-    /// Returns the place of bytes from `offset` on.
     pub(super) fn at(&self, offset: u64, length: u64) -> StreamLocation {
         let range = offset..offset.saturating_add(length);
         match &self.written {
@@ -205,7 +204,7 @@ impl StreamingFile {
     }
 }
 
-/// Returns the parts of a sealed version, if it has several; an error if one of its nodes is offline.
+/// Returns the parts of a sealed version, if it has several parts; an error if one of its nodes is offline.
 fn reached(opened: &v1::Opened) -> Result<Option<StripedVersion>, Error> {
     let parts = Transfer::parts(opened)?;
     if parts.is_none() {
@@ -215,7 +214,7 @@ fn reached(opened: &v1::Opened) -> Result<Option<StripedVersion>, Error> {
 }
 
 impl KnownVersion {
-    /// Whether `opened` is this version. If other mounts write it, too, or have written it, the object is a part of the version.
+    /// Whether `opened` is this version. If other mounts write the version, too, or have written it, the object is a part of the version.
     fn is(&self, opened: &v1::Opened) -> bool {
         let within = |parts: &[v1::LayoutPart]| parts.iter().any(|part| part.object == self.object);
         let multi_writer = opened.multi_writer.as_ref();
@@ -227,7 +226,7 @@ impl KnownVersion {
 }
 
 impl Transfer {
-    /// Asks for the state of a version that was being written; `None`: it was abandoned, or replaced by another version.
+    /// Asks the server for the state of a version that was being written; `None` if it was abandoned, or replaced by another version.
     pub(super) async fn look(&self, known: &KnownVersion) -> Result<Option<News>, Error> {
         let ino = known.ino;
         if let Some(since) = known.since {

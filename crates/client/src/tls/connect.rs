@@ -14,21 +14,21 @@ use std::time::Duration;
 use tokio_rustls::TlsConnector;
 use tower::{BoxError, Service};
 
-/// Maximum times of a connection and of its handshake.
+/// Maximum time for opening a TCP connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Times until the first keep-alive request to a silent peer, and between further ones; and their number.
+/// Time until the first keep-alive request to a silent peer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 const KEEP_ALIVE_AGAIN: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_TIMES: u32 = 3;
 
-/// Opens connections for hyper and tonic: `http://HOST:PORT` plain, `https://NAME@HOST:PORT` to the peer whose certificate has the name
-/// NAME. The name is a part of the address so that connections to one peer are never used for another.
+/// Connector for hyper and tonic: opens `http://HOST:PORT` without TLS, and `https://NAME@HOST:PORT` to the peer whose certificate has the
+/// name NAME. The name is a part of the address so that connections to one peer are never used for another peer.
 #[derive(Clone, Debug)]
 pub(crate) struct Connector {
     tcp: HttpConnector,
     tls: Option<TlsClient>,
-    /// Expected name where the address has none.
+    /// Name that a peer's certificate must have if the address contains no name.
     name: &'static str,
 }
 
@@ -41,7 +41,7 @@ impl std::fmt::Debug for TlsClient {
     }
 }
 
-/// Reason for a missing connection, in addition to errors of the system and TLS.
+/// Reason why a connection cannot be opened, in addition to errors of the operating system and of TLS.
 #[derive(Debug, thiserror::Error)]
 enum ConnectError {
     #[error("no certificate of the cluster's CA is known to check it by")]
@@ -99,7 +99,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Returns the expected name of an address.
+/// Returns the certificate name that an address contains; `None` if the address contains no name.
 fn named(uri: &Uri) -> Option<&str> {
     let (name, _) = uri.authority()?.as_str().split_once('@')?;
     Some(name)

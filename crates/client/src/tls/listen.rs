@@ -1,4 +1,4 @@
-//! Listener: accepts connections, with or without TLS, and returns them to the caller, such as the server or a node.
+//! Listener that accepts connections, with or without TLS, and returns them to its caller, such as the server or a node.
 
 use super::TlsProblem;
 use super::stream::{SEND_BYTES, SocketStream, below};
@@ -13,22 +13,22 @@ use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
-/// Time that a peer may take for its handshake, and that it waits for a listener without a certificate.
+/// Maximum time of a peer's handshake, and maximum time that a peer waits for a listener without a certificate.
 const HANDSHAKE_MAX: Duration = Duration::from_secs(10);
 
-/// Pause after the system could not accept a connection, for example for lack of file descriptors.
+/// Pause after the operating system could not accept a connection, for example for lack of file descriptors.
 pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Certificate, key and inner protocol; see [`super::identity`].
+/// Certificate, key and inner protocol of a listener; see [`super::identity`].
 pub type ServerIdentity = Arc<rustls::ServerConfig>;
 
-/// Counter of log lines about failed handshakes.
+/// Limit of log lines about failed handshakes.
 static FAILED: Sparse = Sparse::new();
 
-/// Counter of log lines about connections that could not be accepted, on any listener.
+/// Limit of log lines about connections that could not be accepted, on any listener.
 static REFUSED: Sparse = Sparse::new();
 
-/// Logs that a connection could not be accepted, and pauses.
+/// Logs that a connection could not be accepted, and pauses for [`ACCEPT_PAUSE`].
 pub async fn could_not_accept(error: &io::Error) {
     if let Some(left_out) = REFUSED.may() {
         tracing::warn!(%error, left_out, "a connection can't be accepted");
@@ -36,10 +36,10 @@ pub async fn could_not_accept(error: &io::Error) {
     tokio::time::sleep(ACCEPT_PAUSE).await;
 }
 
-/// A connection that was accepted, with the address of its other end.
+/// An accepted connection, with the address of its other end.
 type AcceptedConnection = (Seated<SocketStream>, SocketAddr);
 
-/// Accepts connections, with concurrent handshakes. However many peers are silent, the next one is served: see [`Guests`].
+/// Listener that accepts connections, with concurrent handshakes. However many peers are silent, it serves the next peer: see [`Guests`].
 #[derive(Debug)]
 pub struct Listener {
     tcp: TcpListener,
@@ -49,8 +49,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Returns a listener, with TLS if there is an `identity`. The identity may arrive later, and may change: each connection uses the one
-    /// at its start. Each ordinary user may have `each_max` connections. Call it on a runtime.
+    /// Returns a listener, with TLS if there is an `identity`. The identity may arrive later, and may change: each connection uses the
+    /// identity at its start. Each ordinary user may have `each_max` connections. Must be called on a runtime.
     #[must_use]
     pub fn new(
         tcp: TcpListener,
@@ -70,13 +70,13 @@ impl Listener {
     /// Returns the address of the listener.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error of the system call.
     pub fn local_addr(&self) -> io::Result<SocketAddr> {
         self.tcp.local_addr()
     }
 
-    /// Returns the next connection that is ready, with the address of its other end. Peers that fail are logged and dropped. The future may
-    /// be dropped and the call repeated.
+    /// Returns the next connection that is ready, with the address of its other end. Connections whose handshake fails are logged and
+    /// dropped. The future may be dropped and the call repeated.
     pub async fn accept(&mut self) -> AcceptedConnection {
         loop {
             let accepted = tokio::select! {

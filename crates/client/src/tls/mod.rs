@@ -1,8 +1,8 @@
 //! TLS between the processes of a cluster.
 //!
-//! Every cluster has a CA of its own, whose key the server keeps. It signs one certificate for the server and one for each node.
-//! Peers are verified by that CA and by their role, [`SERVER`] or [`node`], not by an address: hosts may move. Clients are
-//! identified by token and capabilities, not by certificates.
+//! Every cluster has a CA of its own, whose key the server keeps. The CA signs one certificate for the server and one for each node. Peers
+//! are verified by the CA and by their role, [`SERVER`] or [`node`], not by an address, because hosts may move. Clients are identified by
+//! token and capabilities, not by certificates.
 //!
 //! [`Trust`] is for processes that connect, [`Listener`] for processes that accept connections; [`SocketStream`] is a connection.
 
@@ -27,20 +27,20 @@ use tidemill_core::id::NodeId;
 /// Name in the certificate of a server.
 pub const SERVER: &str = "server.tidemill";
 
-/// Name in the certificate of a node.
+/// Returns the name in the certificate of a node.
 #[must_use]
 pub fn node(node: NodeId) -> String {
     format!("node-{node}.tidemill")
 }
 
-/// Protocol inside TLS.
+/// Protocol that a TLS connection carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inside {
-    /// gRPC.
+    /// HTTP/2, for gRPC.
     Http2,
-    /// Bytes of objects.
+    /// HTTP/1, for bytes of objects.
     Http1,
-    /// Either, as the client chooses: gRPC, and files by URL.
+    /// HTTP/2 or HTTP/1, as the client chooses: gRPC, or files by URL.
     Both,
 }
 
@@ -54,7 +54,7 @@ impl Inside {
     }
 }
 
-/// The CA of a cluster, for clients that trust it. Cheap to clone.
+/// CA of a cluster, for clients that trust it. A clone is cheap.
 #[derive(Clone, Debug)]
 pub struct Trust {
     ca: Arc<[u8]>,
@@ -62,10 +62,10 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// Trusts certificates that this certificate (DER) has signed, and no others.
+    /// Returns a trust in certificates that the certificate `ca` (DER) has signed, and in no others.
     ///
     /// # Errors
-    /// It is not a certificate.
+    /// The bytes are not a certificate.
     pub fn new(ca: &[u8]) -> Result<Self, TlsProblem> {
         let mut roots = RootCertStore::empty();
         roots.add(CertificateDer::from(ca.to_vec()))?;
@@ -97,7 +97,7 @@ impl Trust {
 /// Returns a listener's identity: a certificate (DER) and its key (PKCS #8).
 ///
 /// # Errors
-/// The two do not belong together.
+/// The certificate and the key do not belong together.
 pub fn identity(
     certificate: &[u8],
     key: &[u8],
@@ -115,7 +115,7 @@ pub fn identity(
     Ok(Arc::new(config))
 }
 
-/// TLS 1.3 with AES-128-GCM first: it is the fastest if the processor supports AES, as all do here.
+/// Returns the TLS provider: TLS 1.3 with AES-128-GCM first, the fastest cipher if the processor supports AES.
 fn provider() -> Arc<CryptoProvider> {
     let suites = vec![
         cipher_suite::TLS13_AES_128_GCM_SHA256,

@@ -1,22 +1,22 @@
-//! Problems of a TLS connection, in words for its user.
+//! Problems of a TLS connection, with messages for users.
 
 use rustls::{AlertDescription, CertificateError, InvalidMessage};
 use std::error::Error as StdError;
 
-/// Reason why a peer is refused. Reads as the end of "can't trust the server at …: ".
+/// Reason why a peer is refused. The message continues "can't trust the server at …: ".
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum TlsProblem {
-    /// Another cluster, or this cluster with a new CA.
+    /// The peer belongs to another cluster, or to this cluster with a new CA.
     #[error(
         "its certificate was not signed by this cluster's CA: it belongs to another cluster, or the CA was replaced; copy `token` from the server's directory again and restart all programs that still use the old one"
     )]
     OtherCa,
-    /// The right cluster, but another daemon than expected.
+    /// The peer belongs to this cluster, but is another daemon than expected.
     #[error(
         "its certificate is for another daemon of the cluster than `{expected}`: check address and port"
     )]
     OtherName {
-        /// Expected name.
+        /// Name that the certificate must have.
         expected: String,
     },
     /// The peer speaks another protocol: gRPC to a node, or HTTP to the server.
@@ -24,12 +24,12 @@ pub enum TlsProblem {
         "it speaks another protocol: check address and port: the server and each node have their own"
     )]
     OtherProtocol,
-    /// The certificate has expired.
+    /// The peer's certificate has expired.
     #[error(
         "its certificate has expired: restart it, which renews the certificate, and check the clocks of both hosts"
     )]
     Expired,
-    /// The certificate is not valid yet.
+    /// The peer's certificate is not valid yet.
     #[error("its certificate is not valid yet: check the clocks of both hosts")]
     NotYet,
     /// The peer does not use TLS.

@@ -9,26 +9,26 @@ use tokio::net::TcpStream;
 use tokio_rustls::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
-/// Number of bytes that are encrypted before one write to the system.
+/// Maximum number of bytes that are encrypted before one write to the socket.
 pub(super) const SEND_BYTES: usize = 256 << 10;
 
-/// Number of bytes read from the system at once: rustls itself asks for 4 KiB at a time.
+/// Maximum number of bytes per read of the socket, because rustls itself requests 4 KiB at a time.
 const RECEIVE_BYTES: usize = 128 << 10;
 
-/// Stream below TLS.
+/// Buffered TCP stream that TLS uses.
 pub(super) type PlainStream = BufReader<TcpStream>;
 
-/// Returns the stream below TLS of a connection.
+/// Returns the buffered stream of a TCP connection, which TLS uses.
 pub(super) fn below(tcp: TcpStream) -> PlainStream {
     BufReader::with_capacity(RECEIVE_BYTES, tcp)
 }
 
-/// A TCP connection.
+/// A TCP connection, with or without TLS.
 #[derive(Debug)]
 pub enum SocketStream {
-    /// Without TLS.
+    /// The connection is without TLS.
     Plain(TcpStream),
-    /// Inside TLS.
+    /// The connection uses TLS.
     Tls(Box<TlsStream<BufReader<TcpStream>>>),
 }
 
@@ -68,7 +68,7 @@ impl AsyncRead for SocketStream {
     }
 }
 
-/// Reads all available bytes. A TLS stream alone returns one record at a time, 16 KiB, and such small pieces would be passed on: into
+/// Reads all available bytes. A TLS stream alone returns one record of 16 KiB at a time, and the caller would pass such small pieces on to
 /// files, or to the next thread.
 fn poll_read_all(
     tls: &mut TlsStream<PlainStream>,

@@ -1,4 +1,4 @@
-//! Listener and connector over real sockets, with CAs made for the test.
+//! Tests of listener and connector over real sockets, with CAs that are created for the test.
 
 use super::*;
 use crate::error::{Error, deepest};
@@ -27,7 +27,7 @@ impl Ca {
         }
     }
 
-    /// Returns an identity that is valid in these years.
+    /// Returns an identity whose certificate is valid in the given years.
     fn identity(&self, name: &str, years: std::ops::Range<i32>) -> ServerIdentity {
         let key = KeyPair::generate().unwrap();
         let mut params = CertificateParams::new(vec![name.to_owned()]).unwrap();
@@ -68,7 +68,7 @@ async fn serve_tls(identity: ServerIdentity) -> String {
     .await
 }
 
-/// Reads from a peer that claims to be node 3.
+/// Reads an object from a peer that claims to be node 3.
 async fn read(trust: Option<&Trust>, url: String) -> Result<bytes::Bytes, Error> {
     let remote = ObjectAddress {
         node: NodeId(3),
@@ -150,7 +150,7 @@ async fn tls_mismatch_is_reported_when_one_side_is_plain() {
 }
 
 #[tokio::test]
-async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
+async fn listener_serves_others_and_new_identity_with_silent_peer() {
     let ca = Ca::new();
     let (identity, current) = watch::channel(None);
     let tcp = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -172,7 +172,7 @@ async fn silent_peer_blocks_nobody_and_new_identity_applies_at_once() {
 }
 
 #[tokio::test]
-async fn thousand_silent_peers_block_nobody() {
+async fn listener_serves_next_peer_despite_thousand_silent_peers() {
     let ca = Ca::new();
     let address = serve_tls(ca.identity("node-3.tidemill", NOW)).await;
     // This process has both ends, and an ordinary user may have a thousand open files by default.

@@ -1,11 +1,11 @@
-//! A place where labels are published and carried out without a cluster.
+//! Test environment in which labels are published and carried out without a cluster.
 
 use std::fs;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::PathBuf;
 use tidemill_label::{App, Intent, RegistrationOptions, agent};
 
-/// A directory that contains a directory for files and one for logs.
+/// Directory that contains a directory for files and a directory for logs.
 pub(crate) struct Place {
     pub(crate) directory: tempfile::TempDir,
 }

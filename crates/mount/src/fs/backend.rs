@@ -1,5 +1,5 @@
-//! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of nodes. Requests
-//! are sent to the server and the nodes (next: `server/src`, `node/src`).
+//! The mount's connection to the server: namespace operations that wait for an unreachable server, and the addresses of nodes. The module
+//! sends requests to the server and the nodes (next: `server/src`, `node/src`).
 
 use super::deadline::{self, Pauses};
 use super::retry;
@@ -19,13 +19,13 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;
 
-/// Time that one request may take before it is sent again.
+/// Time without an answer after which the mount sends a request again.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-/// Time for which the list of nodes is valid when a node is missing from it.
+/// Maximum age of the list of nodes when a node is missing from the list.
 const NODES_TTL: Duration = Duration::from_millis(200);
 /// Maximum age of the list of this host's nodes when a file is created.
 const HERE_TTL: Duration = Duration::from_secs(5);
-/// Maximum number of objects that one request releases.
+/// Maximum number of objects whose release one request reports.
 const RELEASED_MAX: usize = 1_000;
 
 /// Whether an operation may wait for another process.
@@ -33,12 +33,12 @@ const RELEASED_MAX: usize = 1_000;
 pub(crate) enum WaitPolicy {
     /// The operation answers from the cache, or returns [`Error::Later`].
     Now,
-    /// Waiting is allowed.
+    /// The operation may wait.
     MayWait,
 }
 
 impl WaitPolicy {
-    /// Returns an error unless waiting is allowed.
+    /// Returns [`Error::Later`] unless waiting is allowed.
     pub(crate) fn wait(self) -> Result<(), Error> {
         match self {
             Self::Now => Err(Error::Later),
@@ -47,51 +47,51 @@ impl WaitPolicy {
     }
 }
 
-/// Identity that requests an operation.
+/// Identity of the process that requests an operation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// User id.
     pub(crate) uid: u32,
     /// Group id.
     pub(crate) gid: u32,
-    /// Process; 0 if the kernel acts by itself.
+    /// Process id; 0 if the Linux kernel acts by itself.
     pub(crate) pid: u32,
 }
 
-/// Location of a node's objects.
+/// Location of a node and its object files.
 #[derive(Clone, Debug)]
 pub(crate) struct NodeLocation {
-    /// `https://host:port`, or `http://` without TLS.
+    /// URL of the node: `https://host:port`, or `http://host:port` without TLS.
     pub(crate) url: Arc<str>,
-    /// Directory of the node, if object files can be opened in place.
+    /// Directory of the node, if the mount can open object files directly.
     pub(crate) directory: Option<PathBuf>,
-    /// Owner of the directory, if not this process's user: new files there get this owner.
+    /// User and group that own the node's directory, if they are not this process's user: new files in the directory get this owner.
     pub(crate) owner: Option<(u32, u32)>,
     pub(crate) up: bool,
-    /// Whether the node stores objects in memory. Where it counts space, its file system does not limit that memory.
+    /// Whether the node stores objects in memory. If the node counts its space, its file system does not limit that memory.
     pub(crate) memory: bool,
     pub(crate) counts_space: bool,
-    /// Whether the address may be outdated.
+    /// Whether the node's address may be outdated.
     stale: bool,
 }
 
-/// The server and the nodes as the mount uses them. Calls block, so async code must not make them.
+/// Connections of the mount to the server and the nodes. Its functions block, so async code must not call them.
 #[derive(Debug)]
 pub(crate) struct Backend {
     pub(crate) server: Server,
     pub(crate) objects: Objects,
     pub(crate) runtime: Handle,
-    /// The direct connection to a server on this host.
+    /// Direct connection to a server on this host.
     local: Option<LocalNames>,
     ids: IdStock,
     session: AtomicU64,
     in_place: bool,
     nodes: Mutex<NodePlaces>,
-    /// Notified when a request was left without an answer.
+    /// Notification that a request was left without an answer.
     doubt: Notify,
-    /// Objects that are no longer read here and are to be released at the server. `None` while no task sends releases.
+    /// Objects that this mount no longer reads and whose release is to be reported to the server. `None` while no task sends releases.
     released: Mutex<Option<Vec<v1::Release>>>,
-    /// Number of times that each version with several writers is open here.
+    /// Number of opens of each version with several writers on this mount.
     multi_writer: Mutex<HashMap<u64, usize>>,
     /// Whether programs of unprivileged users get descriptors of object files for writing.
     hands_out: AtomicBool,
@@ -103,9 +103,9 @@ struct NodePlaces {
     asked: Option<Instant>,
 }
 
-/// Time that a new file waits for space in the burst tier.
+/// Maximum time that the creation of a file waits for space in the burst tier.
 const FULL_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before the next request for space.
+/// Pause before the next request for space in the burst tier.
 const FULL_PAUSE: Duration = Duration::from_millis(100);
 
 impl Backend {
@@ -126,8 +126,8 @@ impl Backend {
         }
     }
 
-    /// Declares that programs of unprivileged users get descriptors of object files, and may keep them after they reported a close. So this process
-    /// opens such files for reading only, and their nodes seal a copy wherever the system cannot tell that no writer is left.
+    /// Declares that programs of unprivileged users get descriptors of object files, and may keep them after they reported a close. So this
+    /// process opens such files for reading only, and their nodes seal a copy if the operating system cannot show that no writer is left.
     pub(crate) fn set_hands_out(&self) {
         self.hands_out.store(true, Ordering::Relaxed);
     }
@@ -136,7 +136,7 @@ impl Backend {
         self.hands_out.load(Ordering::Relaxed)
     }
 
-    /// Returns the session in which changes are made, so that this mount gets no notices of its own changes.
+    /// Returns the session that the mount uses for its changes, so that this mount gets no notifications of its own changes.
     pub(crate) fn session(&self) -> u64 {
         self.session.load(Ordering::Acquire)
     }
@@ -145,13 +145,13 @@ impl Backend {
         self.session.store(session, Ordering::Release);
     }
 
-    /// Returns a new inode and a new object id.
+    /// Returns an unused inode and an unused object id.
     pub(crate) fn ids(&self) -> Result<(u64, u64), Error> {
         let (inode, object) = self.ask_server(|| self.ids.take())?;
         Ok((inode.0, object.0))
     }
 
-    /// Sends a request that can be repeated, until this thread's operation has no time left.
+    /// Sends a request that can be repeated, until this thread's operation reaches its deadline.
     pub(crate) fn ask_server<T, F>(&self, request: impl Fn() -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, ClientError>>,
@@ -160,7 +160,7 @@ impl Backend {
         Ok(self.runtime.block_on(self.patiently(until, request))?)
     }
 
-    /// Returns the outcome of a request that cannot be repeated, as long as this thread's operation has time.
+    /// Sends a request that cannot be repeated. Returns its result, unless this thread's operation reaches its deadline.
     pub(crate) fn ask_once<T>(
         &self,
         work: impl Future<Output = Result<T, ClientError>>,
@@ -171,7 +171,7 @@ impl Backend {
         outcome.unwrap_or_else(|| Err(self.lost("it does not answer".into())))
     }
 
-    /// Carries out one namespace operation.
+    /// Executes one namespace operation.
     pub(crate) fn one(self: &Arc<Self>, caller: Caller, op: Op) -> Result<Answer, Error> {
         match self.apply(caller, vec![op], false)?.pop() {
             Some(Answer::Error(error)) => Err(ClientError::from(error).into()),
@@ -180,8 +180,8 @@ impl Backend {
         }
     }
 
-    /// As [`Self::one`], for operations that need a node for an object. Waits if no node exists, as after a restart of the server,
-    /// or if no node has space before files of the burst tier are staged out.
+    /// Executes, like [`Self::one`], an operation that needs a node for an object. Waits if no node exists, such as after a restart of the
+    /// server, or if no node has space before files of the burst tier are staged out.
     pub(crate) fn one_placed(self: &Arc<Self>, caller: Caller, op: &Op) -> Result<Answer, Error> {
         let deadline = deadline::deadline();
         let full = deadline::now() + FULL_PATIENCE;
@@ -202,8 +202,8 @@ impl Backend {
         }
     }
 
-    /// Carries out operations in order; the answer ends with the first error. While the server is unreachable the request is sent again,
-    /// until this thread's operation has no time left.
+    /// Executes operations in order; the answer ends with the first error. While the server is unreachable, the mount sends the request
+    /// again, until this thread's operation reaches its deadline.
     pub(crate) fn apply(
         self: &Arc<Self>,
         caller: Caller,
@@ -219,7 +219,7 @@ impl Backend {
         })
     }
 
-    /// As [`Self::apply`], with rights that the server checks, and for operations that can be repeated unchanged.
+    /// Executes operations that can be repeated unchanged, like [`Self::apply`], with rights that the server checks.
     pub(crate) fn apply_as(
         &self,
         credentials: v1::Credentials,
@@ -229,7 +229,7 @@ impl Backend {
         self.insist(Caller::default(), &request)
     }
 
-    /// Sends a request until an answer arrives, or this thread's operation has no time left.
+    /// Sends a request until an answer arrives, or this thread's operation reaches its deadline.
     fn insist(&self, caller: Caller, request: &v1::NameRequest) -> Result<Vec<Answer>, Error> {
         let until = deadline::deadline();
         let mut pauses = Pauses::until(Some(until));
@@ -247,7 +247,7 @@ impl Backend {
         }
     }
 
-    /// Sends a request once. If it was sent before, the first attempt may have been carried out.
+    /// Sends a request once. If the request was sent before, the server may have executed the first attempt.
     fn attempt(
         &self,
         caller: Caller,
@@ -287,8 +287,8 @@ impl Backend {
         self.runtime.block_on(sent)
     }
 
-    /// Handles a request whose answer no caller waits for any longer. If the request began a version, the version is abandoned, since no
-    /// caller would end it. Cached values may be wrong if the request is carried out after all.
+    /// Handles a request whose answer no caller waits for any longer. If the request began a version, the mount abandons the version, since
+    /// no caller would end it. Cached values may be wrong if the server still executes the request.
     fn unanswered(self: &Arc<Self>, caller: Caller, request: &v1::NameRequest) {
         if let Some(op) = single(request) {
             self.undo(caller, op);
@@ -303,7 +303,7 @@ impl Backend {
         undone.map(drop).inspect_err(|_| self.undo(caller, op))
     }
 
-    /// As [`Self::undo_now`], for many requests at once. Requests that cannot be undone now are undone in the background.
+    /// Undoes many requests at once, like [`Self::undo_now`]. Requests that cannot be undone now are undone in the background.
     pub(crate) fn undo_all(self: &Arc<Self>, caller: Caller, ops: &[&Op]) {
         let all = ops.iter().filter_map(|op| retry::undoing(op)).flatten();
         let all: Vec<Op> = all.collect();
@@ -317,7 +317,7 @@ impl Backend {
         }
     }
 
-    /// Undoes a request that began an unused version, in the background and for as long as it takes.
+    /// Undoes a request that began an unused version, in the background and without a time limit.
     pub(crate) fn undo(self: &Arc<Self>, caller: Caller, op: &Op) {
         let Some(ops) = retry::undoing(op) else {
             return;
@@ -331,12 +331,12 @@ impl Backend {
         });
     }
 
-    /// Notes that cached values may be wrong.
+    /// Records that cached values may be wrong.
     pub(crate) fn doubt(&self) {
         self.doubt.notify_one();
     }
 
-    /// Returns when a request was left without an answer.
+    /// Waits until a request is left without an answer.
     pub(crate) async fn doubted(&self) {
         self.doubt.notified().await;
     }
@@ -358,8 +358,8 @@ impl Backend {
         }
     }
 
-    /// As [`Self::apply`], from async code, for operations that can be repeated unchanged. Without an end they are repeated for as long as
-    /// the mount runs.
+    /// Executes operations that can be repeated unchanged, like [`Self::apply`], from async code. Without a deadline the operations are
+    /// repeated for as long as the mount runs.
     pub(crate) async fn apply_async(
         &self,
         caller: Caller,
@@ -371,7 +371,7 @@ impl Backend {
             .await
     }
 
-    /// Reports to the server, in the background, that an object is no longer read here.
+    /// Reports to the server, in the background, that an object is no longer read on this mount.
     pub(crate) fn released(self: &Arc<Self>, release: v1::Release) {
         let mut waiting = self.released.lock();
         if let Some(waiting) = waiting.as_mut() {
@@ -387,12 +387,12 @@ impl Backend {
         });
     }
 
-    /// Counts another open of a version that several mounts write, or have written.
+    /// Counts another open of a version that several mounts write or have written.
     pub(crate) fn enter_multi_writer(&self, version: u64) {
         *self.multi_writer.lock().entry(version).or_default() += 1;
     }
 
-    /// Counts a close of such a version. The server gets a release after the last close.
+    /// Counts a close of a version that several mounts write or have written. The server gets a release after the last close.
     pub(crate) fn leave_multi_writer(self: &Arc<Self>, ino: u64, object: u64) {
         let mut open = self.multi_writer.lock();
         let Some(count) = open.get_mut(&object) else {
@@ -405,7 +405,7 @@ impl Backend {
         }
     }
 
-    /// Returns the releases that are not sent yet. `None`: there are none, and the sending task ends.
+    /// Returns the releases that are not sent yet; `None` if there are none, and then the sending task ends.
     fn next_released(&self) -> Option<Vec<v1::Release>> {
         let mut waiting = self.released.lock();
         if waiting.as_ref()?.is_empty() {
@@ -451,7 +451,7 @@ impl Backend {
         }
     }
 
-    /// Returns the answer to a request, or an error if none arrived in time.
+    /// Returns the answer to a request, or an error if no answer arrived in time.
     async fn in_time<T>(
         &self,
         until: Option<Instant>,
@@ -470,8 +470,7 @@ impl Backend {
         }
     }
 
-    /// Returns the place of a node. Asks the server if it is not cached, and waits for an offline node, which may be about to
-    /// return.
+    /// Returns the location of a node. Asks the server if the location is not cached, and waits for an offline node, which may return.
     pub(crate) fn place(&self, node: u32, pace: WaitPolicy) -> Result<NodeLocation, Error> {
         if let Some(place) = self.known(node) {
             return Ok(place);
@@ -481,13 +480,13 @@ impl Backend {
         Ok(self.runtime.block_on(found)?)
     }
 
-    /// Whether a node's objects are opened in place.
+    /// Whether the mount opens a node's object files directly.
     pub(crate) fn is_here(&self, node: u32) -> bool {
         self.known(node)
             .is_some_and(|place| place.directory.is_some())
     }
 
-    /// Returns the node of this host, if there are any, on which this mount writes its parts of files with several writers.
+    /// Returns the node of this host, if any, on which this mount writes its parts of files with several writers.
     pub(crate) fn near(&self) -> Option<u32> {
         let nodes = self.nodes.lock();
         let here = nodes.places.iter();
@@ -498,7 +497,7 @@ impl Backend {
         (!here.is_empty()).then(|| here[turn % here.len()])
     }
 
-    /// Returns the nodes of this host, in which files can be written in place. A new node appears some seconds later.
+    /// Returns the nodes of this host on which the mount can write object files directly. A new node appears some seconds later.
     pub(crate) fn here(self: &Arc<Self>) -> Vec<u32> {
         let mut nodes = self.nodes.lock();
         if nodes.asked.is_none_or(|at| at.elapsed() > HERE_TTL) {
@@ -521,13 +520,13 @@ impl Backend {
         known.filter(|place| !place.stale && (place.up || place.directory.is_some()))
     }
 
-    /// Returns the last known address of a node: a server that has just started may not know the node yet.
+    /// Returns the last known URL of a node, because a server that has just started may not know the node yet.
     pub(crate) fn last_url(&self, node: u32) -> Option<Arc<str>> {
         let nodes = self.nodes.lock();
         Some(nodes.places.get(&node)?.url.clone())
     }
 
-    /// As [`Self::place`], from async code. Without an end the call waits for as long as the mount runs.
+    /// Returns the location of a node, like [`Self::place`], from async code. Without a deadline it waits while the mount runs.
     pub(crate) async fn find(
         &self,
         node: u32,
@@ -546,7 +545,7 @@ impl Backend {
         }
     }
 
-    /// As [`Self::find`], without waiting for the node: another node may do.
+    /// Returns the location of a node, like [`Self::find`], without waiting for an offline node, because another node may have the data.
     pub(crate) async fn look(
         &self,
         node: u32,
@@ -564,7 +563,7 @@ impl Backend {
         self.known(node).ok_or(down)
     }
 
-    /// Returns the directory of a node, if the node is on this host and objects are opened in place.
+    /// Returns the directory of a node, if the node is on this host and the mount opens its object files directly.
     pub(crate) fn directory(&self, node: u32, pace: WaitPolicy) -> Result<Option<PathBuf>, Error> {
         if let Some(place) = self.known(node) {
             return Ok(place.directory);
@@ -578,14 +577,14 @@ impl Backend {
         }
     }
 
-    /// Makes the next use of a node ask for its address, which may have changed.
+    /// Makes the next use of a node request its address again, which may have changed.
     pub(crate) fn forget_node(&self, node: u32) {
         if let Some(place) = self.nodes.lock().places.get_mut(&node) {
             place.stale = true;
         }
     }
 
-    /// Makes the next use of each node ask for its address.
+    /// Makes the next use of each node request its address again.
     pub(crate) fn forget_nodes(&self) {
         let mut nodes = self.nodes.lock();
         nodes.asked = None;
@@ -594,7 +593,7 @@ impl Backend {
         }
     }
 
-    /// Asks the server for its nodes.
+    /// Requests the list of nodes from the server.
     pub(crate) fn refresh_nodes(&self) -> Result<(), Error> {
         let refreshed = self.refresh(Some(deadline::deadline()));
         Ok(self.runtime.block_on(refreshed)?)
@@ -625,7 +624,7 @@ impl Backend {
     }
 }
 
-/// Returns the operation of a request that has only one.
+/// Returns the operation of a request that has only one operation.
 fn single(request: &v1::NameRequest) -> Option<&Op> {
     match request.ops.as_slice() {
         [op] => op.op.as_ref(),
@@ -633,7 +632,7 @@ fn single(request: &v1::NameRequest) -> Option<&Op> {
     }
 }
 
-/// Returns a node's directory, if objects can be written there.
+/// Returns a node's directory, if the mount can write object files in the directory.
 fn usable(directory: &Path) -> Option<PathBuf> {
     use rustix::fs::{Access, access};
     let objects = directory.join("objects");
@@ -645,13 +644,13 @@ fn usable(directory: &Path) -> Option<PathBuf> {
     Some(directory.to_owned())
 }
 
-/// Returns the directory's owner, unless that is the user of this process.
+/// Returns the owner of a directory, unless the owner is the user of this process.
 fn foreign_owner(directory: &Path) -> Option<(u32, u32)> {
     let stat = rustix::fs::stat(directory).ok()?;
     (stat.st_uid != rustix::process::geteuid().as_raw()).then_some((stat.st_uid, stat.st_gid))
 }
 
-/// Returns the caller's rights for a request: the kernel has checked permissions.
+/// Returns the caller's credentials for a request whose permissions the Linux kernel has checked.
 pub(crate) fn credentials(caller: Caller) -> v1::Credentials {
     v1::Credentials {
         uid: caller.uid,
@@ -661,7 +660,7 @@ pub(crate) fn credentials(caller: Caller) -> v1::Credentials {
     }
 }
 
-/// Returns the attributes of an answer, or an error if it has none.
+/// Returns the attributes in an answer, or an error if the answer has none.
 pub(crate) fn attr_of(answer: Answer) -> Result<v1::Attr, Error> {
     let attr = match answer {
         Answer::Attr(attr) => Some(attr),
@@ -672,7 +671,7 @@ pub(crate) fn attr_of(answer: Answer) -> Result<v1::Attr, Error> {
     attr.ok_or_else(|| ClientError::Answer("Apply").into())
 }
 
-/// Returns the error for an operation that this kind of file does not have.
+/// Returns the error for an operation that this kind of file does not support.
 pub(crate) fn unsupported() -> Error {
     Error::System(Errno::OPNOTSUPP)
 }

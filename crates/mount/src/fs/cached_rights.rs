@@ -1,7 +1,7 @@
 //! Rights to read that outlive the last close of a file on another host, so that the next open needs no request.
 //!
-//! The server keeps the version for as long as the right is kept. So the right is released when an attribute of the file changes, here or
-//! elsewhere, and when many other files follow.
+//! The server keeps the version for as long as the mount keeps the right. So the mount releases the right when an attribute of the file
+//! changes, on this or another mount, and when many other files are opened later.
 
 use super::Fs;
 use super::object::OpenObject;
@@ -11,15 +11,14 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use tidemill_wire::v1::Attr;
 
-/// Maximum number of kept rights.
 const KEPT_MAX: usize = 65_536;
 
-/// Inodes and objects of the rights that are kept, or were kept, the oldest first.
+/// Inodes and objects whose rights are kept, or were kept, the oldest first.
 #[derive(Debug, Default)]
 pub(crate) struct KeptRights(Mutex<VecDeque<(u64, u64)>>);
 
 impl KeptRights {
-    /// Adds a right. Returns the right that has to be dropped for it.
+    /// Adds a right. Returns the right that must be dropped because the limit is reached.
     fn enter(&self, ino: u64, object: u64) -> Option<(u64, u64)> {
         let mut order = self.0.lock();
         order.push_back((ino, object));
@@ -28,7 +27,7 @@ impl KeptRights {
 }
 
 impl Fs {
-    /// Keeps the right to read an object that was opened by an answer to a question of `asked`, unless the file has changed since.
+    /// Keeps the right to read an object that was opened by an answer to a request of the time `asked`, unless the file has changed since.
     pub(super) fn keep(&self, vnode: &CachedInode, object: &Arc<OpenObject>, asked: u64) {
         {
             let mut state = vnode.state.lock();
@@ -51,7 +50,7 @@ impl Fs {
 }
 
 impl InodeState {
-    /// Compares the attributes with those before: a right that depends on other attributes, or on another version, is dropped.
+    /// Compares the attributes with the attributes `before`, and drops a right that depends on other attributes, or on another version.
     pub(crate) fn check_kept(&mut self, before: &Attr) {
         let rights = |attr: &Attr| (attr.object, attr.mode, attr.uid, attr.gid);
         if rights(before) != rights(&self.attr) {
@@ -59,7 +58,7 @@ impl InodeState {
         }
     }
 
-    /// Drops cached reads when no program has the file open any more: the kernel has the bytes.
+    /// Drops cached reads when no program has the file open any more, because the Linux kernel has the bytes.
     pub(super) fn rest(&self) {
         if let Some(kept) = self.kept.as_ref().filter(|_| self.opens == 0) {
             kept.rest();

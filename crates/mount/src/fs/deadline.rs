@@ -1,11 +1,11 @@
-//! Time limits of operations: one deadline for all waits of an operation. It touches only this thread's deadline and the process's clock.
+//! Time limits of operations: one deadline for all waits of an operation. Uses only the thread's deadline and the process's clock.
 //!
-//! The deadline belongs to the thread that serves the operation, and every wait below reads it here. So no wait can add its own limit to
-//! another wait's, and no call can forget to pass the deadline on. A background task that waits for as long as the mount runs states that
-//! by passing no deadline.
+//! The deadline belongs to the thread that serves the operation, and every wait reads it from the thread. So no wait can add its own limit
+//! to another wait's limit, and no call can forget to pass the deadline on. A background task that waits for as long as the mount runs
+//! passes no deadline.
 //!
-//! Deadlines are times of [`now`], which stands still while the whole process does: during the suspension of a host, or the migration of a
-//! virtual machine, no other process could answer.
+//! Deadlines are times of [`now`], a clock that stands still while the whole process is suspended, such as during the suspension of a host
+//! or the migration of a virtual machine, because no other process could answer then.
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
@@ -14,29 +14,29 @@ use std::time::{Duration, Instant};
 
 /// Total time that an operation waits for an unreachable server or node, by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
-/// Practically without limit.
+/// Time that is practically without limit.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// First pause before a retry; doubled up to [`PAUSE_MAX`].
+/// Minimum pause before a retry; doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_secs(1);
 
 /// Maximum time of one wait: if a wait takes much longer, the process was suspended.
 const SLICE: Duration = Duration::from_secs(1);
-/// Tolerance for threads of a busy host that wake up late.
+/// Time by which a thread of a busy host may wake up late without counting as suspended.
 const LATE: Duration = Duration::from_secs(2);
 
-/// Time that an operation of this process waits, in milliseconds.
+/// Time that operations of this process wait for a server or node, in milliseconds.
 static SET_MS: AtomicU64 = AtomicU64::new(30_000);
-/// Nanoseconds during which the process was suspended. Every operation reads the value.
+/// Total time in nanoseconds during which the process was suspended.
 static MISSED: AtomicU64 = AtomicU64::new(0);
-/// Time up to which suspensions are counted.
+/// Time up to which suspensions have been counted.
 static KNOWN: Mutex<Option<Instant>> = Mutex::new(None);
 
 thread_local! {
     static DEADLINE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Restores the previous deadline, also if an operation panics.
+/// Deadline of the thread before an operation, which is restored when this value is dropped, also if the operation panics.
 struct PreviousDeadline(Option<Instant>);
 
 impl Drop for PreviousDeadline {
@@ -45,7 +45,7 @@ impl Drop for PreviousDeadline {
     }
 }
 
-/// Sets the time that operations of this process wait; `None`: without limit.
+/// Sets the time that operations of this process wait for a server or node; `None`: without limit.
 pub(crate) fn set(patience: Option<Duration>) {
     let millis = u64::try_from(bounded(patience).as_millis()).unwrap_or(u64::MAX);
     SET_MS.store(millis, Ordering::Relaxed);
@@ -60,7 +60,7 @@ pub(crate) fn limit() -> Duration {
     Duration::from_millis(SET_MS.load(Ordering::Relaxed))
 }
 
-/// Returns the time, without the time of suspensions.
+/// Returns the time of a clock that excludes suspensions of the process.
 pub(crate) fn now() -> Instant {
     // In this order, so that a suspension between the two reads is not subtracted twice.
     let missed = missed();
@@ -76,7 +76,7 @@ fn missed() -> Duration {
     Duration::from_nanos(MISSED.load(Ordering::Acquire))
 }
 
-/// Notes that a wait which was to end at `at` has ended now.
+/// Records that a wait which was to end at `at` has ended now, and counts a suspension if the difference is large.
 pub(crate) fn woken(at: Instant) {
     let now = Instant::now();
     if now.saturating_duration_since(at) < LATE {
@@ -98,12 +98,12 @@ pub(crate) fn woken(at: Instant) {
     }
 }
 
-/// Returns the end of the next slice of a wait.
+/// Returns the time at which the next slice of a wait ends.
 fn slice(until: Instant) -> Instant {
     real(until).min(Instant::now() + SLICE)
 }
 
-/// Waits for a notification. Returns whether the time was over before it. May return early without reason.
+/// Waits for a notification. Returns whether the time `until` passed before it. May return early without a notification.
 pub(crate) fn wait<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: Instant) -> bool {
     let end = slice(until);
     let timed_out = condvar.wait_until(guard, end).timed_out();
@@ -113,21 +113,21 @@ pub(crate) fn wait<T>(condvar: &Condvar, guard: &mut MutexGuard<'_, T>, until: I
     timed_out && now() >= until
 }
 
-/// Pauses before a retry.
+/// Pauses the thread before a retry.
 pub(crate) fn sleep(pause: Duration) {
     let end = Instant::now() + pause;
     std::thread::sleep(pause);
     woken(end);
 }
 
-/// As [`sleep`], from async code.
+/// Pauses like [`sleep`], from async code.
 pub(crate) async fn pause(pause: Duration) {
     let end = Instant::now() + pause;
     tokio::time::sleep(pause).await;
     woken(end);
 }
 
-/// Returns the result of `work`, if it ends in time.
+/// Returns the result of `work`; `None` if `work` does not end before `until`.
 pub(crate) async fn within<T>(until: Instant, work: impl Future<Output = T>) -> Option<T> {
     tokio::pin!(work);
     loop {
@@ -142,35 +142,35 @@ pub(crate) async fn within<T>(until: Instant, work: impl Future<Output = T>) -> 
     }
 }
 
-/// Serves an operation on this thread; all of its waits end [`limit`] from now.
+/// Serves an operation on this thread; all waits of the operation end [`limit`] from now.
 pub(crate) fn serve<T>(operation: impl FnOnce() -> T) -> T {
     until(now() + limit(), operation)
 }
 
-/// Runs a part of an operation with a tighter limit.
+/// Runs a part of an operation with a shorter time limit.
 pub(crate) fn at_most<T>(limit: Duration, part: impl FnOnce() -> T) -> T {
     until(deadline().min(now() + limit), part)
 }
 
-/// Runs a part of an operation that another thread has begun, with that operation's deadline `end`.
+/// Runs a part of an operation that another thread has begun, with the deadline `end` of the operation.
 pub(crate) fn until<T>(end: Instant, part: impl FnOnce() -> T) -> T {
     let _before = PreviousDeadline(DEADLINE.replace(Some(end)));
     part()
 }
 
-/// Returns the end of the waits of this thread's operation. Without an operation, it is [`limit`] from now.
+/// Returns the deadline of this thread's operation. Outside of an operation, the deadline is [`limit`] from now.
 pub(crate) fn deadline() -> Instant {
     DEADLINE.get().unwrap_or_else(|| now() + limit())
 }
 
-/// Extends the deadline because bytes were moved: the other side answers, and a long copy is not a wait.
+/// Extends the deadline because bytes were transferred: the server or node answers, and a long transfer is not a wait.
 pub(crate) fn renew() {
     if DEADLINE.get().is_some() {
         DEADLINE.set(Some(now() + limit()));
     }
 }
 
-/// Pauses between attempts, longer each time.
+/// Pauses between attempts, each longer than the pause before.
 #[derive(Debug)]
 pub(crate) struct Pauses {
     next: Duration,
@@ -178,7 +178,7 @@ pub(crate) struct Pauses {
 }
 
 impl Pauses {
-    /// Returns pauses that stop at `end`. Without an end they continue for as long as the mount runs.
+    /// Returns pauses that end at the time `end`. Without `end` they continue for as long as the mount runs.
     pub(crate) fn until(end: Option<Instant>) -> Self {
         Self {
             next: PAUSE_MIN,
@@ -186,7 +186,7 @@ impl Pauses {
         }
     }
 
-    /// Returns the pause before the next attempt; `None`: there is no time for another attempt.
+    /// Returns the pause before the next attempt; `None` if no time is left for another attempt.
     pub(crate) fn next(&mut self) -> Option<Duration> {
         let pause = self.next;
         self.next = (pause * 2).min(PAUSE_MAX);
@@ -202,11 +202,11 @@ impl Pauses {
 mod tests {
     use super::*;
 
-    /// Held by each test, as one of them sets back the clock that all tests share.
+    /// Lock that each test holds, because one test sets back the clock that all tests share.
     static CLOCK: Mutex<()> = Mutex::new(());
 
     #[test]
-    fn nested_operations_share_one_deadline() {
+    fn nested_operations_share_deadline_of_outer_operation() {
         let _clock = CLOCK.lock();
         let outer = serve(|| {
             let outer = deadline();
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn unbounded_patience_has_far_deadline() {
+    fn operation_without_time_limit_has_far_deadline() {
         let _clock = CLOCK.lock();
         assert_eq!(limit(), PATIENCE);
         assert_eq!(bounded(Some(PATIENCE)), PATIENCE);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn pauses_grow_and_end_with_deadline() {
+    fn retry_pauses_grow_and_end_with_deadline() {
         let _clock = CLOCK.lock();
         let mut endless = Pauses::until(None);
         let pauses: Vec<_> = (0..100).filter_map(|_| endless.next()).collect();
@@ -242,9 +242,9 @@ mod tests {
         assert!(soon.next().is_some_and(|pause| pause < PAUSE_MIN));
     }
 
-    /// Several threads observe the same suspension. It counts once, and no deadline passes because of it.
+    /// Several threads observe the same suspension. The suspension counts once, and no deadline passes because of it.
     #[test]
-    fn suspended_time_does_not_count() {
+    fn deadline_excludes_time_of_process_suspension() {
         let _clock = CLOCK.lock();
         let (gone, before) = (Duration::from_secs(3600), now());
         let until = before + PATIENCE;

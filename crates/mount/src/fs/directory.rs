@@ -1,4 +1,5 @@
-//! Listings of directories, read page by page from the server (next: `server/src`) and kept for as long as the directory is open.
+//! Listings of directories, which the mount reads page by page from the server (next: `server/src`) and keeps for as long as the directory
+//! is open.
 
 use super::entries::{CachedName, ChangeSlot, ENTRIES_MAX};
 use super::{Caller, Fs, LookupResult, WaitPolicy};
@@ -9,10 +10,9 @@ use std::sync::Arc;
 use tidemill_client::Error as ClientError;
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 
-/// Number of entries in one request.
+/// Number of entries in one request to the server.
 const PAGE_ENTRIES: u32 = 2048;
 
-/// An open directory.
 #[derive(Debug)]
 pub(crate) struct DirectoryListing {
     ino: u64,
@@ -21,12 +21,12 @@ pub(crate) struct DirectoryListing {
 
 #[derive(Debug, Default)]
 struct ListedPages {
-    /// Entries, each with the time of its request on the table's clock.
+    /// Entries of the listing, each with the time of its request on the table's clock.
     entries: Vec<(v1::Entry, u64)>,
     complete: bool,
 }
 
-/// One entry for the kernel.
+/// One entry of a listing for the Linux kernel.
 #[derive(Debug)]
 pub(crate) struct ListedEntry {
     pub(crate) name: Vec<u8>,
@@ -50,8 +50,8 @@ impl Fs {
         self.directories.lock().remove(&handle);
     }
 
-    /// Returns up to `limit` entries from number `from` on, each with its number; none at the end. Entries that are known to be deleted by
-    /// now are left out. Starting over at 0 reads the directory again.
+    /// Returns up to `limit` entries from number `from` on, each with its number; an empty list at the end. Leaves out entries that are
+    /// known to be deleted. A call with `from` 0 reads the directory again.
     pub(crate) fn list(
         &self,
         caller: Caller,
@@ -132,8 +132,8 @@ impl Fs {
         }
     }
 
-    /// Returns the description of a listed entry for the kernel's cache. The listing may be older than the cached entry: then the cached
-    /// entry is returned, or the kernel has to ask before it uses the entry.
+    /// Returns the description of a listed entry for the Linux kernel's cache. The listing may be older than the cached entry: then the
+    /// cached entry is returned, or the Linux kernel has to look up the entry before it uses it.
     pub(crate) fn list_found(&self, parent: u64, listed: &ListedEntry) -> LookupResult {
         let entry = ChangeSlot::of(parent, &listed.name);
         let believed = !self.table.entry_changed_since(entry, listed.asked);

@@ -1,28 +1,28 @@
-//! Cache of directories' entries: which names exist, which inodes they have, and which names do not exist. It only changes memory.
+//! Cache of directories' entries: which names exist, which inodes they have, and which names do not exist. The cache only changes memory.
 //!
-//! An answer of the server is as old as its question, and others change entries without asking. So every cached value needs a proof: an
-//! answer is used only if its name has not changed since the question, either from here ([`EntryCache::changed`]) or by another client, as the
-//! server reports ([`EntryCache::foreign`]). The cache answers that a name does not exist only if every entry of the directory is cached or
-//! noted as unsure. Where a proof fails, the name is [`CachedName::Unsure`]: the server is asked, which is slow but never wrong. Therefore state
-//! that several names share may only make names unsure.
+//! An answer of the server is as old as its request, and other clients change entries without asking this mount. So every cached value
+//! needs a proof: the cache uses an answer only if its name has not changed since the request, either on this mount
+//! ([`EntryCache::changed`]) or by another client, as the server reports ([`EntryCache::foreign`]). The cache answers that a name does not
+//! exist only if every entry of the directory is cached or recorded as unsure. If a proof fails, the name is [`CachedName::Unsure`]: the
+//! mount asks the server, which is slow but never wrong. Therefore state that several names share may only make names unsure.
 
 use std::collections::HashMap;
 use std::collections::hash_map::{DefaultHasher, Entry as Place};
 use std::hash::{Hash, Hasher};
 
-/// Number of slots that names share for the time of their last change.
+/// Number of slots that record when names last changed; several names share a slot.
 const SLOTS: usize = 4096;
-/// Maximum number of entries of a directory whose names are all cached.
+/// Maximum number of entries of a directory that the cache contains completely.
 pub(crate) const ENTRIES_MAX: usize = 65_536;
 
-/// Cached value of a name.
+/// Cached value of a name in a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum CachedName {
     /// The name has this inode.
     Is(u64),
     /// The name does not exist.
     Nothing,
-    /// Only the server knows.
+    /// The cache does not know the name's value; the mount must ask the server.
     Unsure,
 }
 
@@ -38,17 +38,17 @@ impl ChangeSlot {
     }
 }
 
-/// All cached entries. Times are those of one clock that never runs backwards.
+/// All cached entries. All times are times of one clock that never runs backwards.
 #[derive(Debug)]
 pub(crate) struct EntryCache {
     contents: HashMap<u64, CachedDirectory>,
-    /// Names of inodes, as far as they were seen.
+    /// Names of each inode, as far as the cache has seen them.
     paths: HashMap<u64, Vec<(u64, Vec<u8>)>>,
     /// Time of the last change of the names of each slot.
     names: Vec<u64>,
     /// Time of the last change of entries in the directories of each slot.
     directories: Vec<u64>,
-    /// Time since which others' changes are received. Answers to earlier questions are not used.
+    /// Time since which the mount receives other clients' changes. Answers to earlier requests are not used.
     heard: u64,
 }
 
@@ -57,13 +57,13 @@ struct CachedDirectory {
     entries: HashMap<Vec<u8>, CachedEntry>,
     /// Whether a name that is missing from `entries` does not exist.
     complete: bool,
-    /// Number of failed look-ups since the last listing.
+    /// Number of failed look-ups in the directory since its last listing.
     missed: u32,
 }
 
 #[derive(Clone, Copy, Debug)]
 struct CachedEntry {
-    /// Inode of the name, or the last known inode; 0 if there never was one.
+    /// Inode of the name, or its last known inode; 0 if no inode was ever known.
     ino: u64,
     sure: bool,
 }
@@ -103,7 +103,6 @@ impl EntryCache {
         self.directories[entries] = now;
     }
 
-    /// Returns the cached value of a name.
     pub(crate) fn known(&self, directory: u64, name: &[u8]) -> CachedName {
         let Some(content) = self.contents.get(&directory) else {
             return CachedName::Unsure;
@@ -116,7 +115,7 @@ impl EntryCache {
         }
     }
 
-    /// Notes the result of a look-up. Returns whether the result can be cached.
+    /// Records the result of a look-up. Returns whether the Linux kernel may cache the result.
     pub(crate) fn learned(&mut self, directory: u64, name: &[u8], ino: u64, asked: u64) -> bool {
         let believed = !self.changed_since(ChangeSlot::of(directory, name), asked);
         if believed {
@@ -125,7 +124,8 @@ impl EntryCache {
         believed
     }
 
-    /// Notes that a looked-up name does not exist. Returns the number of such answers since the directory was listed.
+    /// Records that a looked-up name does not exist. Returns the number of missing names that were looked up since the directory was
+    /// listed.
     pub(crate) fn absent(&mut self, directory: u64, name: &[u8], asked: u64) -> u32 {
         if !self.changed_since(ChangeSlot::of(directory, name), asked) {
             self.set(directory, name, CachedName::Nothing);
@@ -135,7 +135,7 @@ impl EntryCache {
         content.missed
     }
 
-    /// Ends a change from here that was requested at `asked`, with the new value of the name. Returns whether that value can be cached.
+    /// Ends a change by this mount that was requested at `asked`, with the new value of the name. Returns whether that value can be cached.
     pub(crate) fn changed(
         &mut self,
         directory: u64,
@@ -155,13 +155,13 @@ impl EntryCache {
         alone && truth != CachedName::Unsure
     }
 
-    /// Notes that another client changed a name.
+    /// Records that another client changed a name.
     pub(crate) fn foreign(&mut self, directory: u64, name: &[u8], now: u64) {
         self.stamp(directory, ChangeSlot::of(directory, name), now);
         self.set(directory, name, CachedName::Unsure);
     }
 
-    /// Notes that entries of a directory were listed.
+    /// Records entries of a listed directory.
     pub(crate) fn listed<'a>(
         &mut self,
         directory: u64,
@@ -199,12 +199,12 @@ impl EntryCache {
         }
     }
 
-    /// Notes that a directory was created from here, at a time after `asked`: it has no entries.
+    /// Records that this mount created a directory, at a time after `asked`, which therefore has no entries.
     pub(crate) fn made(&mut self, directory: u64, asked: u64) {
         self.listed(directory, std::iter::empty(), asked);
     }
 
-    /// Whether the cache knows of every name whether the directory has it.
+    /// Whether the cache knows, for every name, whether the directory has it.
     #[cfg(test)]
     fn is_complete(&self, directory: u64) -> bool {
         self.contents.get(&directory).is_some_and(|f| f.complete)
@@ -257,7 +257,7 @@ impl EntryCache {
         }
     }
 
-    /// Returns one of the names of an inode: the name that was seen last.
+    /// Returns one of the names of an inode: the name that the cache saw last.
     pub(crate) fn name_of(&self, ino: u64) -> Option<&(u64, Vec<u8>)> {
         self.paths.get(&ino)?.last()
     }
@@ -279,8 +279,8 @@ impl EntryCache {
         }
     }
 
-    /// Invalidates all answers to questions from before `heard`, the time since which others' changes are received. Returns all names that
-    /// were cached.
+    /// Invalidates all answers to requests from before `heard`, the time since which the mount receives other clients' changes. Returns all
+    /// names that were cached.
     pub(crate) fn doubt(&mut self, heard: u64) -> Vec<(u64, Vec<u8>)> {
         self.heard = heard;
         let mut names = Vec::new();
@@ -295,7 +295,7 @@ impl EntryCache {
     }
 }
 
-/// Returns the slot that a number uses.
+/// Returns the index of the slot that a number uses.
 fn at(slots: &[u64], number: u64) -> usize {
     usize::try_from(number % slots.len() as u64).unwrap_or(0)
 }
@@ -307,13 +307,13 @@ mod tests {
     use std::collections::{BTreeMap, VecDeque};
 
     const NAMES: [&[u8]; 3] = [b"a", b"b", b"c"];
-    /// The second directory is created during the test.
+    /// Directories of the test; the second directory is created during the test.
     const DIRECTORIES: [u64; 2] = [1, 2];
     const NOTHING: u64 = 0;
 
     type CacheName = (u64, usize);
 
-    /// A request between this mount and the server.
+    /// A request between this mount and the server that is in flight.
     #[derive(Clone, Debug)]
     enum CacheFlight {
         Lookup {
@@ -321,7 +321,7 @@ mod tests {
             asked: u64,
             answer: Option<u64>,
         },
-        /// Names that the request changes, and their new inodes.
+        /// The mount changes names; with the names and their new inodes.
         Change {
             names: Vec<CacheName>,
             asked: u64,
@@ -355,22 +355,22 @@ mod tests {
         Make,
         /// The server handles a request, or the next page of a listing.
         Serve(usize, bool),
-        /// An answer arrives.
+        /// The answer to a request arrives at the mount.
         Arrive(usize),
-        /// An answer is lost.
+        /// The answer to a request is lost.
         Lose(usize),
         /// Another client creates, replaces or removes a name.
         Foreign(CacheName, bool),
-        /// The oldest notice of such a change arrives.
+        /// The oldest notification of another client's change arrives at the mount.
         Hear,
-        /// Notices are lost, until they are received again.
+        /// Notifications of other clients' changes are lost, until the mount receives them again.
         Deafen,
         Listen,
         Forget(CacheName),
         ForgetDirectory(u64),
     }
 
-    /// Server, stream of changes, and cache.
+    /// Server, stream of its notifications, and cache of the mount.
     struct EntryWorld {
         truth: BTreeMap<CacheName, u64>,
         exists: bool,
@@ -383,7 +383,8 @@ mod tests {
     }
 
     impl EntryWorld {
-        /// The directory is either new, so that the whole content is cached, or full of entries that others created before.
+        /// Returns a world whose directory is either new, so that the cache knows its whole content, or full of entries that others created
+        /// before.
         fn new(slots: usize, own: bool) -> Self {
             let mut world = Self {
                 truth: BTreeMap::new(),
@@ -480,7 +481,7 @@ mod tests {
             }
         }
 
-        /// Handles an event that this mount did not request.
+        /// Executes a step that this mount did not request.
         fn befall(&mut self, step: EntryStep, now: u64) {
             match step {
                 EntryStep::Hear => {
@@ -603,7 +604,7 @@ mod tests {
             self.flights.remove(which);
         }
 
-        /// Whether the server knows a change of the name that has not arrived here yet.
+        /// Whether the server knows a change of the name whose notification has not arrived at the mount yet.
         fn is_about_to_be_reported(&self, name: CacheName) -> bool {
             let under_way = |flight: &CacheFlight| match flight {
                 CacheFlight::Change { names, truths, .. } => {
@@ -665,11 +666,10 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(3000))]
 
-        /// Each known entry equals the server's entry, unless a change is on its way to this mount. The steps
-        /// interleave questions, answers, own changes, foreign changes, listings and forgetting in any order, and names
-        /// share slots in any combination.
+        /// Each known entry equals the server's entry, unless a change is on its way to this mount. The steps interleave requests, answers,
+        /// own changes, other clients' changes, listings and forgetting in any order, and names share slots in any combination.
         #[test]
-        fn known_entries_match_server_in_any_order(
+        fn cached_entries_match_server_for_any_order_of_events(
             slots in prop::sample::select(vec![1, 2, 3, SLOTS]),
             own in any::<bool>(),
             steps in prop::collection::vec(steps(), 1..60),
@@ -682,10 +682,10 @@ mod tests {
         }
     }
 
-    /// A program makes changes one after the other. Each own change is known without a question, whatever others change
-    /// on other names of the directory.
+    /// Checks, for a program that makes changes one after the other, that the cache knows each own change without a request, whatever other
+    /// clients change on other names of the directory.
     #[test]
-    fn own_changes_are_known_at_once() {
+    fn entry_cache_knows_own_changes_without_request() {
         let mut known = EntryCache::default();
         let mut now = 0;
         let mut tick = || {
@@ -714,7 +714,7 @@ mod tests {
     }
 
     #[test]
-    fn name_of_inode_follows_latest_look_up() {
+    fn entry_cache_returns_latest_looked_up_name_of_inode() {
         let mut known = EntryCache::default();
         known.learned(1, b"d", 5, 1);
         known.learned(5, b"f", 6, 2);
@@ -728,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_with_too_many_unsure_names_is_not_complete() {
+    fn entry_cache_of_too_many_unsure_names_is_incomplete() {
         let mut known = EntryCache::default();
         known.made(7, 1);
         for number in 0..=ENTRIES_MAX as u64 {

@@ -1,4 +1,4 @@
-//! Open files: reads, writes, syncs and closes by handle, through `object`. Closed versions are sealed (next: `mount/src/fs/seal.rs`).
+//! Open files: reads, writes, syncs and closes by handle, through `object`. The mount seals closed versions (next: `mount/src/fs/seal.rs`).
 
 use super::object::OpenObject;
 use super::table::{AliasObject, CachedInode, CachingMode, VersionPhase, WrittenVersion};
@@ -11,16 +11,16 @@ use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-/// An open file. Its bytes are those of the object that its alias is bound to. The object changes when programs here continue with the next
-/// version.
+/// An open file. The file's bytes are the bytes of the object that its alias is bound to. The object changes when programs on this mount
+/// continue with the next version.
 #[derive(Debug)]
 pub(crate) struct FileHandle {
     pub(crate) key: InodeKey,
     pub(crate) vnode: Arc<CachedInode>,
     write: bool,
-    /// The caller that opened the file.
+    /// Caller that opened the file.
     pub(super) caller: Caller,
-    /// Whether the open has to truncate the file and could not yet.
+    /// Whether the open still has to truncate the file.
     cut: Mutex<bool>,
 }
 
@@ -31,7 +31,7 @@ impl FileHandle {
         Ok(bound.object.clone())
     }
 
-    /// Returns the object to write to. A version that is sealed, or about to be sealed, is never written.
+    /// Returns the object that the handle writes. A version that is sealed, or about to be sealed, is never written.
     fn written(&self) -> Result<Arc<OpenObject>, Error> {
         if !self.write {
             return Err(Errno::BADF.into());
@@ -60,7 +60,7 @@ impl FileHandle {
         self.write && self.key.ino == ino
     }
 
-    /// Whether the handle has no version yet that it could write.
+    /// Whether the handle is for writing and has no version yet.
     fn is_idle(&self) -> bool {
         let state = self.vnode.state.lock();
         let written = state
@@ -81,37 +81,36 @@ impl FileHandle {
     }
 }
 
-/// Options of an open.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct OpenHow {
     pub(crate) write: bool,
-    /// For reading and writing.
+    /// Whether the file is opened for reading and writing.
     pub(crate) update: bool,
     pub(crate) truncate: bool,
-    /// Whether the open may [follow](OpenedFile::followed) a writer.
+    /// Whether the open may [follow](OpenedFile::followed) the writer of a file.
     pub(crate) follows: bool,
 }
 
-/// Description of an open file for the kernel.
+/// Description of an open file for the Linux kernel.
 #[derive(Debug)]
 pub(crate) struct OpenedFile {
     pub(crate) handle: u64,
-    /// File that the kernel may read and write by itself.
+    /// File that the Linux kernel may read and write directly.
     pub(crate) local: Option<Arc<File>>,
-    /// Object id, so that the kernel keeps the pages that it has of the object.
+    /// Object id, so that the Linux kernel keeps the pages that it has of the object.
     pub(crate) object: u64,
-    /// Whether the kernel may keep pages at all: else only those of mapped memory.
+    /// Whether the Linux kernel may keep all pages; otherwise it may keep only pages of mapped memory.
     pub(crate) cached: bool,
     /// Whether the file is open for writing.
     pub(crate) write: bool,
-    /// Whether the close of each descriptor has to be reported, because it may release locks.
+    /// Whether the Linux kernel has to report the close of each descriptor, because the close may release locks.
     pub(crate) flush: bool,
     /// Whether the handle uses none of the file's versions, but follows the version that is being written.
     pub(crate) followed: bool,
 }
 
 impl OpenedFile {
-    /// Returns the description of a followed file. The kernel keeps nothing of such a file.
+    /// Returns the description of a followed file, for which the Linux kernel keeps no pages.
     fn followed(handle: u64) -> Self {
         Self {
             handle,
@@ -125,7 +124,7 @@ impl OpenedFile {
     }
 }
 
-/// Number of attempts of an open for reading to find the current version, which others change.
+/// Maximum number of attempts of an open for reading to find the current version, which other clients change.
 const READ_TRIES: u32 = 16;
 
 impl Fs {
@@ -218,7 +217,7 @@ impl Fs {
         Ok((found, opened))
     }
 
-    /// Returns a handle of an alias that was bound for it.
+    /// Returns the handle of a file whose alias was bound before.
     fn opened(
         &self,
         caller: Caller,
@@ -258,7 +257,7 @@ impl Fs {
         Ok(opened)
     }
 
-    /// Returns the object to write to by a handle; begins a version if its handles have none yet.
+    /// Returns the object that a handle writes; begins a version if the file's handles have none yet.
     fn to_write(&self, file: &FileHandle, pace: WaitPolicy) -> Result<Arc<OpenObject>, Error> {
         if file.is_idle() {
             pace.wait()?;
@@ -298,7 +297,7 @@ impl Fs {
         object.read(offset, length)
     }
 
-    /// Writes bytes at `offset`.
+    /// Writes bytes at `offset` of an open file.
     pub(crate) fn write(
         &self,
         handle: u64,
@@ -310,7 +309,7 @@ impl Fs {
         self.change(&file, pace, |object| object.write(offset, bytes))
     }
 
-    /// Writes at the end of the file, which others may have moved; the kernel assumes that the end is at `offset`.
+    /// Writes at the end of the file, which other clients may have moved; the Linux kernel assumes that the end is at `offset`.
     pub(crate) fn append(
         &self,
         handle: u64,
@@ -331,7 +330,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Changes bytes by an open file.
+    /// Executes a change of an open file's bytes.
     fn change<T>(
         &self,
         file: &FileHandle,
@@ -357,7 +356,7 @@ impl Fs {
         Ok(changed)
     }
 
-    /// Handles the close of one descriptor of an open file: write errors can be reported now.
+    /// Handles the close of one descriptor of an open file, which is the last time to report write errors.
     pub(crate) fn flush(&self, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let file = self.file(handle)?;
         if *file.cut.lock() {
@@ -380,7 +379,7 @@ impl Fs {
     }
 
     /// Makes the bytes and the name of the file survive power loss, whichever client wrote them: the bytes of the open version, the bytes
-    /// of the version that is being written here, and its seal if it was closed already.
+    /// of the version that is being written on this mount, and its seal if it was closed already.
     pub(crate) fn fsync(&self, caller: Caller, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let file = self.file(handle)?;
         pace.wait()?;
@@ -435,7 +434,7 @@ impl Fs {
         self.change(&file, pace, |object| object.allocate(offset, length, mode))
     }
 
-    /// Returns where data (or a hole) begins at or after `offset`.
+    /// Returns the offset at or after `offset` at which data (or a hole) begins.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
         if self.followed(handle).is_some() {
             // The end of the file is not known yet.
@@ -448,7 +447,7 @@ impl Fs {
         self.file(handle)?.object()?.seek(offset, data)
     }
 
-    /// Copies within the node's device, without moving the bytes through this process.
+    /// Copies bytes within the node's device, without moving the bytes through this process.
     pub(crate) fn copy_range(
         &self,
         from: (u64, u64),
@@ -461,7 +460,7 @@ impl Fs {
         })
     }
 
-    /// Returns the number of handles that could write, of all files.
+    /// Returns the number of handles for writing, of all files.
     pub(crate) fn writers(&self) -> usize {
         self.files.lock().values().filter(|file| file.write).count()
     }

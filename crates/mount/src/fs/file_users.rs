@@ -1,7 +1,7 @@
 //! Finds other processes on this host that have a file open or mapped, from `/proc`.
 //!
-//! Programs of this cluster declare it by a lock (`tidemill_client::sealed`). This module finds all other processes, such as a `cp` out of a
-//! node's directory. It reads no file system but `/proc`, so it cannot hang.
+//! A program of this cluster that has a file open holds a lock (`tidemill_client::sealed`). This module finds all other processes, such as
+//! a `cp` out of a node's directory. The module reads no file system but `/proc`, so it cannot hang.
 
 use std::collections::HashMap;
 use std::fs::{File, read_dir, read_to_string};
@@ -9,19 +9,19 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
 
-/// The first process, which starts others and reads no objects.
+/// Process id of the first process of the host, which starts others and reads no objects.
 const INIT: u32 = 1;
 
-/// A file as `/proc` names it.
+/// Identity of a file, as `/proc` shows it.
 struct ProcInode {
     inode: u64,
-    /// Major and minor number of its file system.
+    /// Major and minor device number of the file's file system.
     device: (u32, u32),
-    /// Devices of the mounts that this process sees, by the mount's id.
+    /// Device numbers of the mounts that this process sees, by the mount's id.
     mounts: HashMap<u64, (u32, u32)>,
 }
 
-/// Whether another process has the file open or mapped. An unreadable process counts as if it has.
+/// Whether another process has the file open or mapped. A process that this process cannot examine counts as having the file open.
 pub(super) fn held_by_others(file: &File) -> bool {
     search(file).unwrap_or_else(|error| {
         tracing::debug!("can't see who has a file open: {error}");

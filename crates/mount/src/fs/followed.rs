@@ -1,5 +1,5 @@
-//! Files that another mount writes, opened by programs that wait for later bytes. They have handles of their own, which are bound to no
-//! alias: the kernel keeps nothing of them. They read through the client (next: `client/src/follow.rs`).
+//! Files that another mount writes, opened by programs that wait for later bytes. Such files have separate handles, which are bound to no
+//! alias: the Linux kernel caches none of their bytes. Reads of these files use the client crate (next: `client/src/follow.rs`).
 
 use super::backend::credentials;
 use super::table::CachedInode;
@@ -13,7 +13,7 @@ use tidemill_client::follow::Following;
 use tidemill_client::transfer::Transfer;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// The open followed files.
+/// Open followed files by handle.
 #[derive(Debug, Default)]
 pub(super) struct FollowedHandles {
     by_handle: Mutex<HashMap<u64, Arc<Following>>>,
@@ -21,7 +21,7 @@ pub(super) struct FollowedHandles {
 }
 
 impl Fs {
-    /// Opens a file that is written elsewhere, if its reader is to wait for the writer; `None`: the file is opened normally.
+    /// Opens a file that another mount writes, if its reader is to wait for the writer; `None` if the file is to be opened normally.
     pub(super) fn follow_writer(
         &self,
         caller: Caller,
@@ -54,7 +54,7 @@ impl Fs {
         Ok(Some(handle))
     }
 
-    /// Returns the followed file of a handle.
+    /// Returns the followed file of a handle; `None` if the handle follows no file.
     pub(crate) fn followed(&self, handle: u64) -> Option<Arc<Following>> {
         if self.followed.count.load(Ordering::Acquire) == 0 {
             return None;
@@ -62,7 +62,7 @@ impl Fs {
         self.followed.by_handle.lock().get(&handle).cloned()
     }
 
-    /// Closes a followed file. Returns whether the handle was one.
+    /// Closes a followed file. Returns whether the handle was the handle of a followed file.
     pub(super) fn follow_no_more(&self, handle: u64) -> bool {
         if self.followed.count.load(Ordering::Acquire) == 0 {
             return false;

@@ -1,5 +1,5 @@
-//! Locks of programs here (`flock`, `fcntl`) and their agreement with the locks on other mounts. [`tidemill_core::locks`] decides; this
-//! module carries messages to the server (next: `server/src`) and answers to programs.
+//! Locks of programs on this mount (`flock`, `fcntl`) and their agreement with the locks on other mounts. [`tidemill_core::locks`] decides;
+//! this module sends messages to the server (next: `server/src`) and answers to programs.
 //!
 //! Messages are sent to the server one after the other, in the order in which they arose. The server's messages arrive on its stream, after
 //! the changes that were made before them. So the next holder of a lock sees the changes of the previous holder. See
@@ -21,27 +21,26 @@ use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op, name_op, name_result::Result as Reply,
 };
 
-/// Time for which this mount may decide about locks after the server has heard from it. The server gives the locks to others no sooner than
-/// 10 s after it has lost the mount's stream.
+/// Time after the server's last answer during which this mount may decide about locks. The server gives the locks to other mounts no sooner
+/// than 10 s after it has lost the mount's stream.
 const LEASE: Duration = Duration::from_secs(8);
-/// Interval at which this mount renews its lease at the server, if it has locks.
+/// Interval at which this mount renews its lease at the server, if the mount has locks.
 const RENEWAL: Duration = Duration::from_secs(2);
-/// Maximum number of messages in one request.
+/// Maximum number of lock messages in one request.
 const BATCH_MAX: usize = 256;
 
-/// Callback with the result for a program: success, a conflicting lock, or an error.
+/// Callback that receives the result for a program: success, a conflicting lock, or an error.
 pub(crate) type Callback = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
 
-/// Program that asked for a lock.
+/// Program that requested a lock.
 struct LockAsker {
     ino: u64,
-    /// The requested lock, and the open file that it was requested with.
+    /// Requested lock, and the open file through which the program requested it.
     lock: Lock,
     handle: u64,
     callback: Callback,
 }
 
-/// State of the locks of this mount; see the module.
 #[derive(Default)]
 pub(crate) struct MountLocks {
     inner: Mutex<MountLockState>,
@@ -49,7 +48,7 @@ pub(crate) struct MountLocks {
     forgetting: Arc<Forgetting>,
 }
 
-/// Number of pending invalidations of the kernel's pages, per file.
+/// Number of pending invalidations of the Linux kernel's pages, per file.
 #[derive(Default)]
 struct Forgetting {
     counts: Mutex<BTreeMap<u64, usize>>,
@@ -93,12 +92,12 @@ impl std::fmt::Debug for MountLocks {
     }
 }
 
-/// File that is being brought up to date.
+/// File whose cached content is being brought up to date.
 #[derive(Default)]
 struct Stale {
-    /// Requests that hold a lock of the file and are answered after the update.
+    /// Requests that hold a lock of the file and get their answer after the update.
     askers: Vec<LockAsker>,
-    /// Whether the update has to be repeated: the content may have been read before the last lock was granted.
+    /// Whether the update has to be repeated, because the content may have been read before the last lock was granted.
     again: bool,
 }
 
@@ -107,7 +106,7 @@ struct MountLockState {
     holder: Holder,
     askers: BTreeMap<u64, LockAsker>,
     last: u64,
-    /// Messages to the server.
+    /// Messages that are to be sent to the server.
     queue: VecDeque<Op>,
     sending: bool,
     /// Whether the server knows the locks of this mount.
@@ -116,28 +115,28 @@ struct MountLockState {
     renewing: bool,
     /// Time until which this mount decides about locks that the server delegated to it.
     valid: Option<Instant>,
-    /// Requests that are not decided yet, because the lease is over or their owner is still releasing locks.
+    /// Requests that are not decided yet, because the lease has expired or their owner is still releasing locks.
     late: Vec<(u64, u64, Lock, LockMode)>,
-    /// Owners whose locks are about to be free. The kernel may give the next owner the same id.
+    /// Owners that are about to release locks. The Linux kernel may give the next owner the same id.
     ending: BTreeMap<(u64, LockHolder), usize>,
-    /// Files for which programs here may not see all writes of other mounts.
+    /// Files for which programs on this mount may not see all writes of other mounts.
     stale: BTreeMap<u64, Stale>,
-    /// Number of the server's current stream: messages of an earlier stream are ignored.
+    /// Number of the server's current stream; messages of an earlier stream are ignored.
     stream: u64,
-    /// Whether a message failed, so that the server knows too little. The messages are repeated when a new stream has begun.
+    /// Whether a message failed, so that the server lacks locks of this mount. The messages are repeated when a new stream has begun.
     broken: bool,
-    /// The open files that locks were requested with, and the owners of the requests.
+    /// Open files through which locks were requested, and the owners of the requests.
     used: BTreeSet<(u64, u64, LockHolder)>,
 }
 
 impl MountLockState {
-    /// Whether a request cannot be decided or sent yet.
+    /// Whether the mount cannot decide or send a request yet.
     fn is_late(&self, ino: u64, lock: &Lock) -> bool {
         let over = || self.valid.is_none_or(|until| until <= Instant::now());
         self.ending.contains_key(&(ino, lock.owner)) || (self.holder.decides(ino) && over())
     }
 
-    /// Notes that an owner is about to release locks: its next requests are decided after that.
+    /// Records that an owner is about to release locks, so that its next requests are decided after the release.
     fn begin_ending(&mut self, ino: u64, owner: LockHolder) {
         *self.ending.entry((ino, owner)).or_default() += 1;
     }
@@ -194,7 +193,7 @@ impl MountLockState {
         (asker.callback)(outcome);
     }
 
-    /// Returns the messages to send now. If the server does not know this mount's locks yet, the first message lists them.
+    /// Returns the messages to send now. If the server does not know this mount's locks yet, the first message lists the locks.
     fn next(&mut self) -> Vec<Op> {
         if self.broken {
             return Vec::new();
@@ -222,7 +221,7 @@ impl MountLockState {
         ops
     }
 
-    /// Decides waiting requests whose reason to wait is over.
+    /// Decides the late requests that no longer have a reason to wait.
     fn decide_late(&mut self) {
         let mut effects = Vec::new();
         for (request, ino, lock, how) in std::mem::take(&mut self.late) {
@@ -240,30 +239,30 @@ impl MountLockState {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct WantedLock {
     pub(crate) ino: u64,
-    /// The open file that the lock is requested with.
+    /// Open file through which the program requests the lock.
     pub(crate) handle: u64,
     pub(crate) lock: Lock,
     pub(crate) how: LockMode,
 }
 
 impl MountLocks {
-    /// Sets the kernel to notify about outdated pages.
+    /// Sets the Linux kernel's cache, which the mount notifies about outdated pages.
     pub(crate) fn set_kernel(&self, kernel: impl KernelCache + Sync) {
         // Set once.
         let _ = self.kernel.set(Arc::new(kernel));
     }
 
-    /// Waits until the kernel has received the pending invalidations of a file.
+    /// Waits until the Linux kernel has received the pending invalidations of a file.
     pub(super) fn wait_forgotten(&self, ino: u64) {
         self.forgetting.wait(ino);
     }
 
-    /// Whether locks of the file were taken here.
+    /// Whether a program on this mount has taken locks of the file.
     pub(crate) fn knows(&self, ino: u64) -> bool {
         self.inner.lock().holder.knows(ino)
     }
 
-    /// Removes and returns the owners that requested locks with an open file.
+    /// Removes and returns the owners that requested locks through an open file.
     fn take_used(&self, ino: u64, handle: u64) -> Vec<LockHolder> {
         let mut inner = self.inner.lock();
         let with = |used: &&(u64, u64, LockHolder)| (used.0, used.1) == (ino, handle);
@@ -275,7 +274,7 @@ impl MountLocks {
         used.into_iter().map(|(_, _, owner)| owner).collect()
     }
 
-    /// Notes that a process has no locks of a file any more, whichever open file it requested them with.
+    /// Records that a process has no locks of a file any more, whichever open file it requested them through.
     fn forget_used(&self, ino: u64, owner: LockHolder) {
         let mut inner = self.inner.lock();
         let from = inner.used.range((ino, 0, LockHolder::FIRST)..);
@@ -298,7 +297,7 @@ impl MountLocks {
 }
 
 impl Fs {
-    /// Interrupts a program that waits for a lock. Does nothing if the answer is sent already, or about to be sent.
+    /// Interrupts a program that waits for a lock. Does nothing if the program has its answer, or is about to get it.
     pub(crate) fn cancel_lock(self: &Arc<Self>, request: u64) {
         let mut inner = self.locks.inner.lock();
         let mut effects = Vec::new();
@@ -318,8 +317,8 @@ impl Fs {
         }
     }
 
-    /// Requests a lock for a program, or asks for its holder. The answer is sent at once or later. Returns the number of the request if the
-    /// program has to wait.
+    /// Requests a lock for a program, or asks for the holder of a lock. The program gets its answer at once or later. Returns the number of
+    /// the request if the program has to wait.
     pub(crate) fn lock(self: &Arc<Self>, wanted: WantedLock, callback: Callback) -> Option<u64> {
         let WantedLock {
             ino,
@@ -372,15 +371,15 @@ impl Fs {
         inner.askers.contains_key(&request).then_some(request)
     }
 
-    /// Whether a file holds memory that programs share by `mmap`, as its name shows: SQLite's index of a write-ahead log. Mounts share no
-    /// memory.
+    /// Whether a file contains memory that programs share by `mmap`, as its name shows: SQLite's index of a write-ahead log. Mounts do not
+    /// share memory with each other.
     fn is_shared_memory(&self, ino: u64) -> bool {
         let name = self.table.name_of(ino);
         name.is_some_and(|(_, name)| name.ends_with(b"-shm"))
     }
 
-    /// Wraps `callback` so that the lock is granted only if no other mount has locks of the file. If two mounts lock the file at the same time,
-    /// each checks after it has its lock, so at least one of them is refused.
+    /// Wraps `callback` so that the lock is granted only if no other mount has locks of the file. If two mounts lock the file at the same
+    /// time, each checks after it has its lock, so at least one of the mounts is refused.
     fn callback_if_alone(self: &Arc<Self>, ino: u64, lock: Lock, callback: Callback) -> Callback {
         let fs = self.clone();
         Box::new(move |outcome| {
@@ -413,7 +412,8 @@ impl Fs {
         }
     }
 
-    /// Releases a range of bytes for a program. Before that, other mounts see the writes that were made here under the lock.
+    /// Releases the lock of a byte range for a program. Before the release, other mounts see the writes that this mount made under the
+    /// lock.
     pub(crate) fn unlock(
         self: &Arc<Self>,
         ino: u64,
@@ -437,19 +437,19 @@ impl Fs {
         });
     }
 
-    /// Whether the kernel has several sets of pages of a file.
+    /// Whether the Linux kernel has several sets of cached pages of a file.
     fn has_other_aliases(&self, ino: u64) -> bool {
         let vnode = self.table.get(ino);
         vnode.is_some_and(|vnode| !vnode.state.lock().aliases().is_empty())
     }
 
-    /// Whether a lock can be released at once: no other mount waits for the writes, and the kernel has one set of pages.
+    /// Whether a lock can be released at once: no other mount waits for the writes, and the Linux kernel has one set of cached pages.
     fn decides_alone(&self, ino: u64) -> bool {
         let decides = self.locks.inner.lock().holder.decides(ino);
         decides && !self.has_other_aliases(ino)
     }
 
-    /// Publishes the writes made here, so that the next holder of the lock sees them.
+    /// Publishes the writes made on this mount, so that the next holder of the lock sees them.
     fn make_visible(&self, ino: u64) -> Result<(), Error> {
         if let Some(vnode) = self.table.get(ino) {
             self.forget_aliases(&vnode);
@@ -492,7 +492,7 @@ impl Fs {
         done.then_some(()).ok_or(Errno::NOLCK)
     }
 
-    /// Releases the locks of a process that closed a file, whichever descriptor they were taken with.
+    /// Releases the locks that a process has on a file it closed, whichever descriptor the locks were requested through.
     pub(crate) fn unlock_closed(
         self: &Arc<Self>,
         ino: u64,
@@ -527,7 +527,8 @@ impl Fs {
         });
     }
 
-    /// Releases the locks of an open file that is closed for good, and locks that processes took with it and whose closes are not reported.
+    /// Releases the locks of an open file at its last close, and locks that processes requested through it and whose closes are not
+    /// reported.
     pub(crate) fn unlock_released(self: &Arc<Self>, ino: u64, handle: u64, id: Option<u64>) {
         let file = id.map(|id| LockHolder {
             mount: 0,
@@ -614,7 +615,7 @@ impl Fs {
         }
     }
 
-    /// Drops locks that the server has given to others, because this mount was disconnected for too long.
+    /// Drops locks that the server has given to other mounts, because this mount was disconnected for too long.
     fn lose(&self, inner: &mut MountLockState) {
         inner.valid = None;
         for (ino, lock) in inner.holder.lose() {
@@ -627,7 +628,7 @@ impl Fs {
         }
     }
 
-    /// Starts again with a new stream of the server.
+    /// Sends the locks of this mount to the server again, after a new stream of the server has begun.
     pub(super) fn rejoin_locks(self: &Arc<Self>) {
         let mut inner = self.locks.inner.lock();
         (inner.joined, inner.broken) = (false, false);
@@ -639,7 +640,7 @@ impl Fs {
         }
     }
 
-    /// Leaves when the mount ends, so that others need not wait until the server notices.
+    /// Reports to the server that the mount ends, so that other mounts need not wait until the server notices.
     pub(crate) fn leave_locks(&self) {
         if self.locks.inner.lock().renewing {
             let join = Op::Join(v1::LockJoin::default());
@@ -654,7 +655,7 @@ impl Fs {
         }
     }
 
-    /// Handles a message of the server about locks. The kernel has already received all earlier invalidations.
+    /// Handles a message of the server about locks. The Linux kernel has already received all earlier invalidations.
     pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews, stream: u64) {
         let mut inner = self.locks.inner.lock();
         if inner.stream != stream {
@@ -738,27 +739,27 @@ impl Fs {
         });
     }
 
-    /// Whether a lock would let a program read outdated bytes. A file that was opened in place for reading only, before it got locks,
+    /// Whether a lock would let a program read outdated bytes. A file that was opened directly for reading only, before it got locks,
     /// cannot show a later version. A lock of the whole file may protect anything, so it is not refused.
     fn is_outdated(&self, lock: &Lock, handle: u64) -> bool {
         !lock.exclusive && lock.owner.space == LockSpace::Ranges && self.has_old_version(handle)
     }
 
-    /// Makes the kernel ask for an inode's attributes again.
+    /// Invalidates an inode's attributes in the Linux kernel's cache.
     pub(super) fn forget_attributes(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get() {
             kernel.forget_attributes(number);
         }
     }
 
-    /// Makes the kernel drop its pages of an inode.
+    /// Invalidates the Linux kernel's cached pages of an inode.
     pub(super) fn forget_pages(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get() {
             kernel.forget_inode(number);
         }
     }
 
-    /// As [`Self::forget_pages`], for a file with several kernel inodes: each has pages of its own.
+    /// Invalidates the cached pages of a file with several kernel inodes, like [`Self::forget_pages`]: each inode has pages of its own.
     pub(super) fn forget_aliases(&self, vnode: &CachedInode) {
         let aliases = vnode.state.lock().aliases();
         for alias in aliases {
@@ -767,7 +768,7 @@ impl Fs {
         }
     }
 
-    /// As [`Self::forget_aliases`], in the background, and without the alias that was used for the write.
+    /// Invalidates pages like [`Self::forget_aliases`], in the background, and without the alias that was used for the write.
     pub(super) fn forget_aliases_soon(&self, vnode: &CachedInode, but: u16) {
         for alias in vnode.state.lock().aliases() {
             let ino = vnode.ino;
@@ -777,7 +778,7 @@ impl Fs {
         }
     }
 
-    /// Publishes the writes made here in the background, because another mount wants to write.
+    /// Publishes the writes made on this mount in the background, because another mount wants to write.
     pub(super) fn publish_soon(self: &Arc<Self>, ino: u64) {
         let fs = self.clone();
         self.backend
@@ -785,7 +786,7 @@ impl Fs {
             .spawn_blocking(move || fs.report(ino, deadline::serve(|| fs.publish(ino))));
     }
 
-    /// As [`Self::forget_pages`], in the background. For operations that the kernel waits for: it holds pages during them.
+    /// Invalidates pages like [`Self::forget_pages`], in the background, for operations during which the Linux kernel has pages locked.
     pub(super) fn forget_pages_soon(&self, number: u64) {
         if let Some(kernel) = self.locks.kernel.get().cloned() {
             let (forgetting, ino) = (self.locks.forgetting.clone(), InodeKey::unpack(number).ino);

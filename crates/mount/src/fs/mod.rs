@@ -1,8 +1,8 @@
-//! The file system: inodes, names, versions and open files. It does not depend on FUSE. It sends requests to the server and the nodes,
-//! and invalidations to the kernel (next: `mount/src/fuse/mod.rs`).
+//! The file system: inodes, names, versions and open files. The module does not depend on FUSE. The module sends requests to the server and
+//! the nodes, and invalidations to the Linux kernel (next: `mount/src/fuse/mod.rs`).
 //!
-//! Every operation takes a [`WaitPolicy`]: at [`WaitPolicy::Now`] it answers from the cache or returns [`Error::Later`] without any change, so that
-//! one thread can serve the kernel without ever waiting.
+//! Every operation takes a [`WaitPolicy`]: with [`WaitPolicy::Now`] the operation answers from the cache or returns [`Error::Later`]
+//! without any change, so that one thread can serve the Linux kernel without ever waiting.
 //!
 //! | file | subject |
 //! |---|---|
@@ -67,7 +67,7 @@ use table::CachingMode;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Minimum size of files whose holes are counted, in bytes.
+/// Minimum size in bytes of files whose holes are subtracted from their space.
 const SPARSE_BYTES_MIN: u64 = 1 << 20;
 
 /// The file system of one mount.
@@ -76,7 +76,7 @@ pub(crate) struct Fs {
     pub(crate) backend: Arc<Backend>,
     pub(crate) table: Arc<table::InodeTable>,
     pub(crate) control: control::ControlState,
-    /// The shown remotes, on mounts that show them.
+    /// State of the remotes that the mount shows; unset on mounts that show no remotes.
     pub(crate) remote_stores: OnceLock<Arc<remote_stores::RemoteStores>>,
     pub(crate) locks: locks::MountLocks,
     pub(crate) mountpoint: PathBuf,
@@ -86,32 +86,32 @@ pub(crate) struct Fs {
     directories: Mutex<HashMap<u64, Arc<directory::DirectoryListing>>>,
     next_handle: AtomicU64,
     attr_ttl: Duration,
-    /// Whether the kernel gets object files to read and write by itself.
+    /// Whether the Linux kernel gets object files to read and write directly.
     direct: AtomicBool,
     kept: cached_rights::KeptRights,
     /// Number of openers that wait for files that another client writes.
     busy_waiters: AtomicUsize,
-    /// Source of information about closes, if it is not the kernel.
+    /// Source of information about closes, if the source is not the Linux kernel.
     closes: OnceLock<Arc<dyn watch::Closes>>,
 }
 
-/// Description of a name for the kernel.
+/// Description of a looked-up name for the Linux kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LookupResult {
     pub(crate) key: InodeKey,
     pub(crate) attr: Attr,
-    /// Size in 512-byte blocks.
+    /// Size of the file in 512-byte blocks.
     pub(crate) blocks: u64,
-    /// Time for which the kernel may cache the attributes.
+    /// Time for which the Linux kernel may cache the attributes.
     pub(crate) ttl: Duration,
-    /// Time at which this was known, on the table's clock.
+    /// Time at which the description was requested, on the table's clock.
     pub(crate) asked: u64,
-    /// The entry that was looked up; `None` if the inode was not found by its name.
+    /// Directory entry that was looked up; `None` if the inode was not found by its name.
     pub(crate) entry: Option<entries::ChangeSlot>,
 }
 
 impl LookupResult {
-    /// Returns a description with only the kind of an inode.
+    /// Returns a description with only the kind of the inode.
     pub(crate) fn of_kind(key: InodeKey, kind: Kind) -> Self {
         let attr = Attr {
             ino: key.ino,
@@ -153,23 +153,23 @@ impl Fs {
         }
     }
 
-    /// Declares that the kernel cannot read and write object files by itself.
+    /// Declares that the Linux kernel cannot read and write object files directly.
     pub(crate) fn not_direct(&self) {
         self.direct.store(false, Ordering::Relaxed);
     }
 
-    /// Sets the source of information about closes, in place of the kernel.
+    /// Sets the source of information about closes, in place of the Linux kernel.
     pub(crate) fn set_closes(&self, closes: Arc<dyn watch::Closes>) {
         // Set once, before the first open.
         let _ = self.closes.set(closes);
     }
 
-    /// Whether the kernel reads and writes the object's file by itself, if it may choose.
+    /// Whether the Linux kernel reads and writes the object's file directly, unless other mounts write it.
     fn is_direct(&self, object: &object::OpenObject) -> bool {
         self.direct.load(Ordering::Relaxed) && object.local().is_some()
     }
 
-    /// Returns how the kernel reads and writes an object; `shared`: other mounts may write it, too.
+    /// Returns how the Linux kernel reads and writes an object. `shared` is whether other mounts may write the object, too.
     fn way(&self, object: &object::OpenObject, shared: bool) -> CachingMode {
         match (shared, self.is_direct(object)) {
             (true, _) => CachingMode::Uncached,
@@ -182,7 +182,7 @@ impl Fs {
         self.next_handle.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Takes attributes from an answer to a question asked at `asked` ([`table::InodeTable::now`]).
+    /// Stores the attributes of an answer to a request that was sent at `asked` ([`table::InodeTable::now`]).
     fn adopt(&self, state: &mut table::InodeState, attr: Attr, asked: u64) {
         let overtaken = state.stamp > asked || attr.version < state.attr.version;
         // An old answer is better than none: without a kind the kernel drops the inode for good.
@@ -198,7 +198,7 @@ impl Fs {
         state.fresh = believed.then(|| Instant::now() + self.attr_ttl);
     }
 
-    /// Returns the description of an inode for the kernel.
+    /// Returns the description of an inode for the Linux kernel.
     fn found(&self, vnode: &table::CachedInode, state: &table::InodeState) -> LookupResult {
         let (attr, mut blocks) = state.shown();
         if attr.size >= SPARSE_BYTES_MIN && state.written().is_none() {
@@ -225,7 +225,7 @@ impl Fs {
         }
     }
 
-    /// Returns the blocks of a sealed file on its device, if that is on this host.
+    /// Returns the 512-byte blocks of a sealed file on its device, if the device is on this host.
     fn blocks_of(&self, attr: &Attr) -> Option<u64> {
         if attr.parts {
             return None;
@@ -235,8 +235,8 @@ impl Fs {
         path.symlink_metadata().ok().map(|stat| stat.blocks())
     }
 
-    /// Returns how long the kernel may cache the attributes and the name of an inode. The caller holds the table's gate until the kernel
-    /// has received them.
+    /// Returns how long the Linux kernel may cache the attributes and the name of an inode. The caller holds the table's gate until the
+    /// Linux kernel has received them.
     pub(crate) fn ttls(&self, found: &LookupResult) -> (Duration, Duration) {
         let (ino, asked) = (found.key.ino, found.asked);
         if found.key.is_special() || self.table.changed_since(ino, asked) {
@@ -257,18 +257,18 @@ impl Fs {
         self.table.get_or_make(ino)
     }
 
-    /// Returns the outcome of a version that was closed here.
+    /// Returns the outcome of a version that was closed on this mount.
     pub(crate) fn fate(&self, object: u64) -> unsealed::CloseOutcome {
         self.sealer.fate(object)
     }
 
-    /// Waits until all closed versions are sealed. If `timeout` passes first, returns the versions that are not.
+    /// Waits until all closed versions are sealed. If `timeout` passes first, returns a summary of the unsealed versions.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), unsealed::UnsealedSummary> {
         self.sealer.drain(timeout)
     }
 }
 
-/// Returns the kind of the type bits of a mode.
+/// Returns the kind of file for the type bits of a mode.
 pub(crate) fn kind_of_mode(mode: u32) -> Option<Kind> {
     use rustix::fs::FileType;
     match FileType::from_raw_mode(mode) {

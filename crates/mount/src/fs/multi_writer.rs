@@ -1,6 +1,6 @@
-//! A version that several mounts write, or have written. A reader sees the published writes of every mount, and all writes made here at
-//! once. Each writer has an object of its own, its part, to which it appends its writes (`docs/decisions/0025-concurrent-writers.md`). Writes
-//! are published to the server (next: `server/src`).
+//! A version that several mounts write, or have written. A reader sees the published writes of every mount, and all writes of this mount at
+//! once. Each writing mount has an object of its own, its part, to which it appends its writes
+//! (`docs/decisions/0025-concurrent-writers.md`). The mount publishes writes to the server (next: `server/src`).
 
 use super::backend::{Backend, NodeLocation};
 use super::object::{ObjectData, OpenObject, WriteStat};
@@ -21,46 +21,46 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{Extent, Part, PartOf, UNPUBLISHED_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Number of written extents not yet published at which this mount publishes them unasked. Writes that are under way at that time may add
-/// some.
+/// Number of unpublished extents at which this mount publishes its writes without a request. Writes that are in progress at that time may
+/// add some extents.
 const PENDING_MAX: usize = UNPUBLISHED_MAX - 1024;
 
-/// A version with several writers; see the module.
+/// A version that several mounts write, or have written.
 #[derive(Debug)]
 pub(crate) struct MultiWriter {
     ino: u64,
     caller: Caller,
     backend: Arc<Backend>,
-    /// The part that is written here, if this mount is one of the writers.
+    /// The part that this mount writes, if this mount is one of the writers.
     own: Option<OwnPart>,
     seen: RwLock<PublishedState>,
     freshness: Freshness,
 }
 
-/// The published state of the version.
+/// State of the version that the writers have published.
 #[derive(Debug, Default)]
 struct PublishedState {
     visible: Visible,
     parts: Vec<Arc<OpenObject>>,
 }
 
-/// The part that is written here.
+/// The part of the version that this mount writes.
 #[derive(Debug)]
 struct OwnPart {
     object: Arc<OpenObject>,
-    /// For the mount that wrote the file alone at first: number of bytes with which its object began. They are the file's bytes.
+    /// For the mount that first wrote the file alone: number of bytes with which its object began. The bytes are the file's first bytes.
     base: Option<u64>,
     log: Mutex<WriteLog>,
-    /// Whether the server has sealed the part: all writes made here are published.
+    /// Whether the server has sealed the part, so that all writes of this mount are published.
     sealed: AtomicBool,
-    /// Held, shared, during a write: a publication contains complete writes only.
+    /// Lock that is held shared during a write, so that a publication contains only complete writes.
     turn: RwLock<()>,
-    /// Held during a publication.
+    /// Lock that is held during a publication.
     telling: Mutex<()>,
 }
 
 impl MultiWriter {
-    /// Returns a version that this mount alone has written up to now, into an object of `size` bytes.
+    /// Returns a version that only this mount has written up to now, into an object of `size` bytes.
     pub(crate) fn sharing(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -94,7 +94,7 @@ impl MultiWriter {
         }
     }
 
-    /// Returns a version that other mounts write; `own` is the part that is written here.
+    /// Returns a version that other mounts write; `own` is the part that this mount writes.
     pub(crate) fn new(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -122,7 +122,7 @@ impl MultiWriter {
         Ok(multi_writer)
     }
 
-    /// Returns a sealed version of extents, as it was opened.
+    /// Returns a sealed version that consists of extents, as it was opened.
     pub(crate) fn sealed(
         backend: Arc<Backend>,
         (ino, caller): (u64, Caller),
@@ -139,7 +139,7 @@ impl MultiWriter {
         Self::new(backend, (ino, caller), None, reported)
     }
 
-    /// Returns the object that is written here.
+    /// Returns the object that this mount writes.
     pub(crate) fn own(&self) -> Option<&Arc<OpenObject>> {
         self.own.as_ref().map(|own| &own.object)
     }
@@ -149,7 +149,7 @@ impl MultiWriter {
         self.seen.read().visible.version
     }
 
-    /// Returns the version and index of the part written here, if the server has reported them.
+    /// Returns the version and index of the part that this mount writes, if the server has reported them.
     pub(crate) fn part_of(&self) -> Option<PartOf> {
         let index = self.own.as_ref()?.log.lock().index as u64;
         let version = self.version();
@@ -161,12 +161,13 @@ impl MultiWriter {
         })
     }
 
-    /// Notes that other mounts have published writes.
+    /// Records that other mounts have published writes.
     pub(crate) fn mark_stale(&self) {
         self.freshness.mark();
     }
 
-    /// Notes that the server has sealed the part. Programs that still have the file open here read the writes of others over it.
+    /// Records that the server has sealed the part. Programs that still have the file open on this mount see other mounts' writes over this
+    /// part.
     pub(crate) fn part_sealed(&self) {
         if let Some(own) = &self.own {
             own.sealed.store(true, Ordering::Release);
@@ -225,7 +226,7 @@ impl MultiWriter {
         Ok(!self.seen.read().visible.sealed)
     }
 
-    /// Publishes the writes made here to all mounts.
+    /// Publishes the writes of this mount to all mounts.
     pub(crate) fn publish(&self) -> Result<(), Error> {
         self.tell(None)
     }
@@ -266,7 +267,7 @@ impl MultiWriter {
         Ok(())
     }
 
-    /// Returns the extents that the server may not know, for the seal of the part. If this mount wrote the version alone at first, also
+    /// Returns the extents that the server may not know, for the seal of the part. If this mount first wrote the version alone, also
     /// returns the number of bytes with which the part began.
     pub(crate) fn last_word(&self) -> (Vec<v1::MountPublication>, Option<u64>) {
         let Some(own) = &self.own else {
@@ -297,7 +298,7 @@ impl MultiWriter {
         Ok(())
     }
 
-    /// Returns the objects of the parts, and reuses those that are open.
+    /// Returns the objects of the parts, and reuses objects that are open.
     fn opened(
         &self,
         seen: &PublishedState,
@@ -446,7 +447,7 @@ impl MultiWriter {
         self.size_over(seen)
     }
 
-    /// Returns the length of the file for writers here, if all others see the length `seen`.
+    /// Returns the length of the file for writers on this mount, if all other mounts see the length `seen`.
     fn size_over(&self, seen: u64) -> u64 {
         let own = self.own.as_ref();
         own.map_or(seen, |own| own.log.lock().size_over(seen))
@@ -460,7 +461,7 @@ impl MultiWriter {
         self.stat_over(size, mtime)
     }
 
-    /// As [`Self::stat`], if `attr` is the server's description of the published state.
+    /// Returns size and mtime like [`Self::stat`], if `attr` is the server's description of the published state.
     pub(crate) fn stat_by(&self, attr: &v1::Attr) -> WriteStat {
         if attr.multi_writer == 0 || !self.is_stale() {
             return self.stat();
@@ -484,7 +485,7 @@ impl MultiWriter {
         }
     }
 
-    /// Drops cached reads.
+    /// Drops the cached reads of all parts.
     pub(crate) fn rest(&self) {
         for part in &self.seen.read().parts {
             part.rest();
@@ -493,7 +494,7 @@ impl MultiWriter {
 }
 
 impl PublishedState {
-    /// Lets readers read each part up to its known length.
+    /// Extends each part's readable length to its known length.
     fn grow(&self) {
         for (part, reported) in self.parts.iter().zip(&self.visible.extents.parts) {
             if let ObjectData::Remote(remote) = &part.data {
@@ -512,7 +513,7 @@ impl Drop for MultiWriter {
     }
 }
 
-/// Puts the bytes of an extent at their place in a buffer that begins at `start` of the file.
+/// Copies the bytes of an extent to their place in a buffer that begins at offset `start` of the file.
 fn fill(bytes: &mut [u8], start: u64, extent: &Extent, object: &OpenObject) -> Result<(), Error> {
     let length = length_of(&(0..extent.length));
     let read = object.read(extent.at.offset, length)?;

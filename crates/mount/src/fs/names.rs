@@ -1,4 +1,4 @@
-//! Operations on the namespace: look-up, creation, links, renames, removal, attributes. The server carries them out (next: `server/src`).
+//! Operations on the namespace, which the server executes: look-up, creation, links, renames, removal, attributes (next: `server/src`).
 
 use super::backend::{attr_of, unsupported};
 use super::entries::{CachedName, ChangeSlot};
@@ -14,18 +14,17 @@ use tidemill_core::id::Inode;
 use tidemill_wire::control;
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Maximum length of a name in bytes.
 const NAME_BYTES_MAX: usize = 255;
-/// Number of failed look-ups before a directory is listed.
+/// Number of failed look-ups in a directory after which the mount lists the directory.
 const MISSES_MIN: u32 = 4;
-/// Maximum number of entries of a directory that is listed for that reason.
+/// Maximum number of entries of a directory that the mount lists because of failed look-ups.
 const LISTED_ENTRIES_MAX: u32 = 4096;
-/// Set-user-id, set-group-id, and the group's execute bit.
+/// Mode bits: set-user-id, set-group-id, and the group's execute bit.
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
 const GROUP_EXECUTE: u32 = 0o010;
 
-/// Changes of attributes that one call asks for. Times are nanoseconds since the Unix epoch.
+/// Changes of attributes that one call requests. Times are nanoseconds since the Unix epoch.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct AttributeChanges {
     pub(crate) mode: Option<u32>,
@@ -36,7 +35,7 @@ pub(crate) struct AttributeChanges {
     pub(crate) mtime: Option<i64>,
 }
 
-/// New entry of a directory.
+/// Entry that a call creates in a directory.
 #[derive(Clone, Debug)]
 pub(crate) struct NewEntry {
     pub(crate) kind: Kind,
@@ -45,7 +44,6 @@ pub(crate) struct NewEntry {
     pub(crate) target: Vec<u8>,
 }
 
-/// Options of a rename.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Renaming {
     pub(crate) no_replace: bool,
@@ -59,7 +57,7 @@ fn check_name(name: &[u8]) -> Result<(), Error> {
     Ok(())
 }
 
-/// Refuses to create or remove names that are reserved for the control directory.
+/// Returns an error if a change would create or remove a name that is reserved for the control directory.
 pub(super) fn check_change(parent: u64, name: &[u8], refusal: Errno) -> Result<(), Error> {
     check_name(name)?;
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
@@ -149,7 +147,7 @@ impl Fs {
         }
     }
 
-    /// Caches all entries of a directory.
+    /// Adds all entries of a directory to the cache.
     pub(super) fn learn_listing<'a>(
         &self,
         directory: u64,
@@ -160,7 +158,7 @@ impl Fs {
         self.table.listed(directory, entries, asked);
     }
 
-    /// Caches an entry that the kernel is going to know.
+    /// Caches an entry that the Linux kernel is going to know.
     pub(super) fn learn(
         &self,
         parent: u64,
@@ -178,7 +176,7 @@ impl Fs {
         Ok(found)
     }
 
-    /// As [`Self::learn`], for an entry that was created from here.
+    /// Caches an entry like [`Self::learn`], for an entry that this mount has created.
     pub(super) fn learn_made(
         &self,
         parent: u64,
@@ -194,7 +192,7 @@ impl Fs {
         Ok(found)
     }
 
-    /// Returns the description of an inode that the kernel is going to know, from the answer to a question of time `asked`.
+    /// Returns the description of an inode that the Linux kernel is going to know, from the answer to a request of the time `asked`.
     pub(super) fn hold(&self, attr: Attr, target: Vec<u8>, asked: u64) -> LookupResult {
         let vnode = self.table.hold(attr.ino);
         let mut state = vnode.state.lock();
@@ -205,7 +203,7 @@ impl Fs {
         self.found(&vnode, &state)
     }
 
-    /// Drops references of the kernel.
+    /// Drops references of the Linux kernel to an inode.
     pub(crate) fn forget(&self, key: InodeKey, lookups: u64) {
         if !key.is_special() {
             self.table.let_go(key.ino, lookups);
@@ -286,7 +284,7 @@ impl Fs {
         }
     }
 
-    /// Returns the attributes of a version that is open here and no longer the file's current one.
+    /// Returns the attributes of a version that is open on this mount and no longer the file's current version.
     fn found_before(
         &self,
         vnode: &CachedInode,
@@ -324,8 +322,8 @@ impl Fs {
         Ok(self.found(&vnode, &state))
     }
 
-    /// Removes set-user-id and set-group-id when a user other than root opens the file for writing. The kernel does not report writes to a
-    /// file that it writes by itself.
+    /// Removes set-user-id and set-group-id when a user other than root opens the file for writing, because the Linux kernel does not
+    /// report its direct writes to a file.
     pub(super) fn drop_privileges(
         &self,
         caller: Caller,
@@ -344,7 +342,7 @@ impl Fs {
         self.set_plain(caller, vnode, &changes)
     }
 
-    /// Sets all attributes except the size.
+    /// Sets all requested attributes except the size.
     fn set_plain(
         &self,
         caller: Caller,
@@ -401,7 +399,7 @@ impl Fs {
     }
 
     /// Applies attributes from the answer to a change that was requested at `asked`. If another change happened concurrently, such as a
-    /// seal, the answer is incomplete: the other attributes have to be fetched.
+    /// seal, the answer is incomplete: the mount then has to fetch the other attributes.
     pub(super) fn adopt_change(&self, state: &mut InodeState, attr: Attr, asked: u64) {
         if state.stamp > asked || attr.version < state.attr.version {
             let before = state.attr;
@@ -420,7 +418,7 @@ impl Fs {
         state.stamp = self.table.tick();
     }
 
-    /// Notes that the entries of a directory were changed from here at `time`.
+    /// Records that this mount changed the entries of a directory at `time`.
     pub(super) fn touched(&self, directory: u64, time: i64, subdirectories: i32) {
         if let Some(vnode) = self.table.get(directory) {
             let mut state = vnode.state.lock();
@@ -524,9 +522,9 @@ impl Fs {
         Ok(found)
     }
 
-    /// Waits until versions that were closed here are sealed, before their file gets another name: a client that finds the new name finds
-    /// the written content. For a directory the call waits for all files below it. For a file that is still open, the call sends the
-    /// attributes that were held back.
+    /// Waits until versions that were closed on this mount are sealed, before their file gets another name, so that a client that finds the
+    /// new name finds the written content. For a directory the call waits for all files below it. For a file that is still open, the call
+    /// sends the attributes that the mount has not sent yet.
     fn wait_published(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         // This mount knows all files that it is sealing.
         let Some(vnode) = self.table.get(ino) else {
@@ -651,7 +649,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Returns the inode of a name. The server is asked only if the name is not cached.
+    /// Returns the inode of a name, from the cache or else from the server.
     fn inode_of(&self, caller: Caller, (parent, name): (u64, &[u8])) -> Result<u64, Error> {
         if let (CachedName::Is(ino), _) = self.table.known(parent, name) {
             return Ok(ino);
@@ -663,7 +661,7 @@ impl Fs {
         Ok(self.backend.one(caller, op).and_then(attr_of)?.ino)
     }
 
-    /// Marks the attributes of an inode as outdated: only the server knows them.
+    /// Marks the attributes of an inode as outdated, because only the server knows them.
     fn outdate(&self, ino: u64) {
         if let Some(vnode) = self.table.get(ino) {
             let mut state = vnode.state.lock();
@@ -672,7 +670,7 @@ impl Fs {
         }
     }
 
-    /// Notes that the inode got or lost a name by a change from here that was requested at `asked`.
+    /// Records that the inode got or lost a name by a change that this mount requested at `asked`.
     fn changed_names(&self, attr: Attr, asked: u64) {
         let Some(vnode) = self.table.get(attr.ino) else {
             return;
@@ -688,8 +686,8 @@ impl Fs {
         self.table.drop_unused(attr.ino);
     }
 
-    /// Handles a change that an earlier attempt made, whose answer was lost: the attributes of these inodes have to be fetched. If the
-    /// inodes are not known, all attributes have to be fetched.
+    /// Handles a change that an earlier attempt made, whose answer was lost: the mount has to fetch the attributes of the inodes in
+    /// `before`, or all attributes if it does not know the inodes.
     fn done_before(&self, before: &[CachedName]) {
         let known = before.iter().map(|known| match known {
             CachedName::Is(ino) => self
@@ -752,7 +750,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Returns the names of extended attributes, each ended by a zero byte.
+    /// Returns the names of a file's extended attributes, each ended by a zero byte.
     pub(crate) fn listxattr(
         &self,
         caller: Caller,
@@ -807,7 +805,7 @@ impl Fs {
         }
     }
 
-    /// Makes all acknowledged changes survive power loss.
+    /// Makes all acknowledged changes of names durable: they survive power loss.
     pub(crate) fn sync_names(&self, caller: Caller) -> Result<(), Error> {
         let op = Op::GetAttr(v1::GetAttr {
             ino: Inode::ROOT.0,
@@ -817,8 +815,8 @@ impl Fs {
     }
 }
 
-/// Accepts only attributes that users set: access control lists and file capabilities do not exist, and the kernel asks for the latter at
-/// many writes.
+/// Returns an error for attributes that users cannot set: access control lists and file capabilities do not exist, and the Linux kernel
+/// asks for file capabilities at many writes.
 fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
     if name.starts_with(b"user.") || name.starts_with(b"trusted.") {
         Ok(())
@@ -829,7 +827,7 @@ fn known_attribute(name: &[u8], otherwise: Errno) -> Result<(), Error> {
     }
 }
 
-/// Removes set-user-id and set-group-id at a change of owner or size, as any local file system does.
+/// Removes set-user-id and set-group-id at a change of owner or size, as local file systems do.
 fn drop_privileges(changes: &mut AttributeChanges, attr: &Attr, caller: Caller) {
     let owner = changes.uid.is_some() || changes.gid.is_some();
     let truncated = changes.size.is_some() && caller.uid != 0;
@@ -839,7 +837,7 @@ fn drop_privileges(changes: &mut AttributeChanges, attr: &Attr, caller: Caller) 
     changes.mode = without_privileges(attr);
 }
 
-/// Returns the mode without set-user-id and set-group-id, if it has any of them.
+/// Returns the mode without set-user-id and set-group-id, if the mode has one of these bits.
 fn without_privileges(attr: &Attr) -> Option<u32> {
     let mut mode = attr.mode & !SETUID;
     if mode & GROUP_EXECUTE != 0 {

@@ -1,4 +1,4 @@
-//! The bytes of one object for open files: an object file opened in place, or an object elsewhere (next: `mount/src/fs/remote.rs`).
+//! The bytes of one object for open files: an object file on this host, or an object elsewhere (next: `mount/src/fs/remote.rs`).
 
 use super::multi_writer::MultiWriter;
 use super::overflow::SpillState;
@@ -16,59 +16,59 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use tidemill_client::object_file;
 
-/// Nanoseconds of one second.
 const SECOND_NS: i64 = 1_000_000_000;
-/// An mtime younger than this cannot show whether bytes in memory were written.
+/// Minimum age of an mtime, in nanoseconds, that can show whether bytes in memory were written.
 const MTIME_GRAIN_NS: i64 = SECOND_NS;
 
 fn nanoseconds(seconds: i64, nanos: i64) -> i64 {
     seconds.saturating_mul(SECOND_NS).saturating_add(nanos)
 }
 
-/// Whether a file's mtime, which was just set to `mtime`, will show every write from now on. A write sets the mtime to the time of the
-/// file's last change, or a later time of the same clock.
+/// Whether a file's mtime, which was just set to `mtime`, shows every write from now on. A write sets the mtime to the time of the file's
+/// last change, or a later time of the same clock.
 fn tells_writes(stat: &Metadata, mtime: i64) -> bool {
     let set = nanoseconds(stat.mtime(), stat.mtime_nsec());
     set == mtime && nanoseconds(stat.ctime(), stat.ctime_nsec()) > mtime
 }
 
-/// An object that is open in this mount; all its openers share it.
+/// An object that is open in this mount and that all its openers share.
 #[derive(Debug)]
 pub(crate) struct OpenObject {
     pub(crate) id: u64,
     pub(crate) node: u32,
     pub(crate) data: ObjectData,
     pub(crate) right: Arc<Right>,
-    /// Another opening of its file, which the kernel may use.
+    /// Another descriptor of the object's file, which the Linux kernel may use.
     pub(crate) opened_first: Option<Arc<File>>,
-    /// For a version on another host that begins as the version before: that version, until the first write. Until then the object does not
-    /// exist. Reads use the version before, and its node copies it when necessary.
+    /// For a version on another host that begins as the previous version: the previous version, until the first write. Until then the
+    /// object does not exist. Reads use the previous version, and its node copies it when necessary.
     begun_as: Mutex<Option<Begin>>,
-    /// Whether the entry of its file, in the directory of its node, survives power loss.
+    /// Whether the directory entry of the object's file on its node survives power loss.
     pub(crate) entry_durable: AtomicBool,
 }
 
-/// The first bytes of a sealed object of the same node.
+/// First bytes of a sealed object of the same node, with which a new version begins.
 #[derive(Debug)]
 struct Begin {
     object: Arc<OpenObject>,
     bytes: u64,
 }
 
-/// Location of the bytes.
+/// Location of an object's bytes.
 #[derive(Debug)]
 pub(crate) enum ObjectData {
-    /// A file on this host.
+    /// The bytes are in a file on this host.
     Local(Arc<File>),
-    /// A node, by requests.
+    /// The bytes are on a node that the mount reaches by requests.
     Remote(NodeObject),
-    /// Several nodes.
+    /// The bytes are striped over several nodes.
     Striped(OpenStriped),
-    /// Extents that several mounts write.
+    /// The bytes are extents that several mounts write.
     MultiWriter(Box<MultiWriter>),
-    /// A node of the memory tier of this host, or another node since that one was full; or a workspace with a quota.
+    /// The bytes are on a node of the memory tier of this host, or on another node since the first was full; or in a workspace with a
+    /// quota.
     Memory(Box<SpillState>),
-    /// No bytes: a file that has no version yet is empty.
+    /// There are no bytes, because a file that has no version yet is empty.
     Nothing,
 }
 
@@ -76,9 +76,9 @@ pub(crate) enum ObjectData {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct WriteStat {
     pub(crate) size: u64,
-    /// Nanoseconds since the Unix epoch.
+    /// Time of the last write, in nanoseconds since the Unix epoch.
     pub(crate) mtime: i64,
-    /// 512-byte blocks on the device.
+    /// Space of the object on the device, in 512-byte blocks.
     pub(crate) blocks: u64,
 }
 
@@ -95,7 +95,7 @@ impl OpenObject {
         }
     }
 
-    /// Returns the file that the kernel may read and write by itself.
+    /// Returns the file that the Linux kernel may read and write directly.
     pub(crate) fn local(&self) -> Option<&Arc<File>> {
         match &self.data {
             ObjectData::Local(file) => Some(file),
@@ -121,7 +121,7 @@ impl OpenObject {
         }
     }
 
-    /// Returns the object's state as a version that several mounts write, or have written.
+    /// Returns the state that the object has as a version that several mounts write, or have written.
     pub(crate) fn multi_writer(&self) -> Option<&MultiWriter> {
         match &self.data {
             ObjectData::MultiWriter(multi_writer) => Some(multi_writer),
@@ -129,7 +129,7 @@ impl OpenObject {
         }
     }
 
-    /// Returns the objects that are written and sealed: the object itself, or its parts.
+    /// Returns the objects that are written and sealed: this object, or its parts.
     pub(crate) fn parts(&self) -> impl Iterator<Item = &Self> {
         let (itself, several) = match &self.data {
             ObjectData::Striped(striped) => (None, striped.parts()),
@@ -172,7 +172,7 @@ impl OpenObject {
         self
     }
 
-    /// Returns the version before, if this version began as that one and has certainly not been written.
+    /// Returns the previous version, if this version began as a copy of it and has certainly not been written.
     pub(crate) fn begun_as(&self) -> Option<Arc<Self>> {
         if let ObjectData::Memory(memory) = &self.data {
             return memory.now().begun_as();
@@ -181,7 +181,7 @@ impl OpenObject {
         begin.as_ref().map(|begin| begin.object.clone())
     }
 
-    /// Creates the object before its first write, with the first `keep` bytes of the version that it begins as.
+    /// Creates the object before its first write, with the first `keep` bytes of the previous version.
     pub(super) fn make(&self, keep: u64) -> Result<(), Error> {
         let mut begin = self.begun_as.lock();
         let (Some(Begin { object, bytes }), ObjectData::Remote(remote)) = (&*begin, &self.data)
@@ -247,7 +247,7 @@ impl OpenObject {
         }
     }
 
-    /// Drops cached reads, because the object is not open any more.
+    /// Drops cached reads, because no program has the object open any more.
     pub(crate) fn rest(&self) {
         match &self.data {
             ObjectData::Remote(remote) => remote.forget(),
@@ -258,7 +258,7 @@ impl OpenObject {
         }
     }
 
-    /// Sends all buffered bytes.
+    /// Sends all buffered bytes to the object's node.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         match &self.data {
             ObjectData::Remote(remote) => remote.flush(),
@@ -271,7 +271,7 @@ impl OpenObject {
         }
     }
 
-    /// As [`Self::flush`], for as long as the mount runs.
+    /// Sends all buffered bytes like [`Self::flush`], retrying for as long as the mount runs.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
         for part in self.parts() {
             if let ObjectData::Remote(remote) = &part.data {
@@ -281,7 +281,7 @@ impl OpenObject {
         Ok(())
     }
 
-    /// Makes the bytes written so far survive power loss.
+    /// Makes the bytes that were written so far survive power loss.
     pub(crate) fn sync(&self) -> Result<(), Error> {
         if let Some(before) = self.begun_as() {
             return before.sync();
@@ -379,7 +379,7 @@ impl OpenObject {
         Ok(rustix::fs::fallocate(file, flags, offset, length)?)
     }
 
-    /// Returns where data or a hole begins at or after `offset`.
+    /// Returns the offset at or after `offset` at which data (or, if `data` is false, a hole) begins.
     pub(crate) fn seek(&self, offset: u64, data: bool) -> Result<u64, Error> {
         if let ObjectData::Memory(memory) = &self.data {
             return memory.seek(offset, data);
@@ -399,7 +399,7 @@ impl OpenObject {
         Ok(if data { offset } else { size })
     }
 
-    /// Copies bytes from another object on this host. Returns their number.
+    /// Copies bytes from another object on this host. Returns the number of copied bytes.
     pub(crate) fn copy_from(
         &self,
         from: &Self,
@@ -431,8 +431,7 @@ impl OpenObject {
         Ok(copied)
     }
 
-    /// Copies `from..to` of another object on this host to the same place, and skips its holes. The object is at least `to` bytes long
-    /// afterwards.
+    /// Copies `from..to` of another object on this host to the same offsets, without holes. Afterwards the object has at least `to` bytes.
     pub(crate) fn copy_data(&self, source: &Self, from: u64, to: u64) -> Result<(), Error> {
         let (ObjectData::Local(source), ObjectData::Local(target)) = (&source.data, &self.data)
         else {
@@ -442,8 +441,8 @@ impl OpenObject {
         Ok(object_file::copy_data(source, &target, from, to)?)
     }
 
-    /// Reopens its file for reading only: from now on only the programs that got descriptors of the file are its writers. This process can
-    /// still write to it ([`writable`]).
+    /// Reopens the object's file for reading only: from now on only the programs that got descriptors of the file are its writers. This
+    /// process can still write to the file through [`writable`].
     pub(crate) fn let_go(&mut self) -> Result<(), Error> {
         if let ObjectData::Local(file) = &mut self.data {
             let reading = reopened(file, OFlags::RDONLY)?;
@@ -454,7 +453,7 @@ impl OpenObject {
         Ok(())
     }
 
-    /// Whether the path of the file has another file now, or none.
+    /// Whether the path of the file now leads to another file, or to none.
     pub(crate) fn is_replaced(&self) -> bool {
         let file = self.local();
         file.is_some_and(|file| file.metadata().is_ok_and(|stat| stat.nlink() == 0))
@@ -466,8 +465,8 @@ fn reopened(file: &File, how: OFlags) -> Result<File, Errno> {
     Ok(open(path, how | OFlags::CLOEXEC, Mode::empty())?.into())
 }
 
-/// Returns the file, open for writing: reopened for this moment if it is read-only here ([`OpenObject::let_go`]). A sealed file is never
-/// writable.
+/// Returns a descriptor of the file for writing: reopened if this process has it open for reading only ([`OpenObject::let_go`]). A sealed
+/// file is never writable.
 fn writable(file: &Arc<File>) -> Result<Arc<File>, Error> {
     if fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY {
         return Ok(file.clone());
@@ -483,7 +482,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn released_object_reopens_for_write_until_sealed() {
+    fn read_only_object_reopens_for_write_until_sealed() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("object");
         let mut how = File::options();
@@ -509,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn mtime_detects_writes_once_clock_has_passed_it() {
+    fn mtime_shows_writes_after_clock_has_passed_it() {
         let file = tempfile::tempfile().unwrap();
         let object = OpenObject::new(1, 1, ObjectData::Local(Arc::new(file)), Right::none(1, 1));
         let changed = |mtime| {

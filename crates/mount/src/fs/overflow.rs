@@ -1,8 +1,8 @@
-//! Files that are written on a node of the memory tier, in place on this host. The memory is bounded: when it is full, the written bytes are
-//! copied to another node. The same handles then write there, and no write fails. Requests for space are sent to the node, and a move
-//! is reported to the server (next: `node/src`, `server/src`).
+//! Files that are written directly on a node of the memory tier of this host. The memory is limited: when it is full, the written bytes are
+//! copied to another node. The same handles then write to the other node, and no write fails. The module sends requests for space to the
+//! node, and reports a move to the server (next: `node/src`, `server/src`).
 //!
-//! So the kernel does not write such files by itself. Once they are sealed it reads them in place, as all other files.
+//! So the Linux kernel does not write such files directly. Once they are sealed, it reads them directly, like all other files.
 
 use super::backend::Backend;
 use super::object::{ObjectData, OpenObject, WriteStat};
@@ -21,32 +21,32 @@ use std::sync::{Arc, OnceLock};
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Bytes copied at once to another node.
+/// Number of bytes that are copied at once to another node.
 const COPY_BYTES: usize = 4 << 20;
-/// Where space has to be requested, the request is ahead of the writes: twice the size, and at most this much more.
+/// Maximum number of bytes that a request for space adds to the written size; the request asks for twice the size, up to this limit.
 const AHEAD_BYTES_MAX: u64 = 4 << 20;
 /// HTTP status of a node that has no more space.
 const FULL: u16 = 507;
 
-/// A version on a node with limited space; see the module.
+/// A version on a node with limited space.
 #[derive(Debug)]
 pub(crate) struct SpillState {
     backend: Arc<Backend>,
     caller: Caller,
     ino: u64,
     first: Arc<OpenObject>,
-    /// Object of the other node, once the first node was full.
+    /// Object on the other node, after the first node was full.
     overflowed: OnceLock<Arc<OpenObject>>,
-    /// Held, shared, by each reader and writer, and exclusively during the copy to another node.
+    /// Lock that each reader and writer holds shared, and that the copy to another node holds exclusively.
     turns: RwLock<()>,
-    /// Length for which space is reserved, where space has to be requested.
+    /// Length in bytes for which space is reserved, on a node from which space has to be requested.
     space: Option<Mutex<u64>>,
-    /// Maximum length, in a workspace with a quota.
+    /// Maximum length in bytes, in a workspace with a quota.
     size_max: Option<u64>,
 }
 
 impl SpillState {
-    /// Returns the object that is written now.
+    /// Returns the object that handles write now.
     pub(crate) fn now(&self) -> &Arc<OpenObject> {
         self.overflowed.get().unwrap_or(&self.first)
     }
@@ -56,7 +56,7 @@ impl SpillState {
         self.overflowed.get().is_none()
     }
 
-    /// Whether the version has to request space.
+    /// Whether the version has to request space from its node.
     pub(crate) fn asks(&self) -> bool {
         self.space.is_some() && self.overflows()
     }
@@ -83,7 +83,7 @@ impl SpillState {
         written.1
     }
 
-    /// Returns an error if the length would exceed the workspace's quota.
+    /// Returns an error if the length `size` would exceed the workspace's quota.
     fn need(&self, size: u64) -> Result<(), Error> {
         match self.size_max {
             Some(most) if size > most => Err(Errno::DQUOT.into()),
@@ -127,7 +127,7 @@ impl SpillState {
         self.now().stat()
     }
 
-    /// Reserves space for `size` bytes, where the file system does not report that it is full.
+    /// Reserves space for `size` bytes, on a node whose file system does not report that it is full.
     fn reserve(&self, size: u64) -> Result<(), Error> {
         let Some(space) = self.space.as_ref().filter(|_| self.overflows()) else {
             return Ok(());
@@ -154,7 +154,7 @@ impl SpillState {
         Ok(())
     }
 
-    /// Copies the written bytes to another node, where later writes are made.
+    /// Copies the written bytes to another node, to which later writes are sent.
     fn overflow(&self) -> Result<(), Error> {
         let _alone = self.turns.write();
         if !self.overflows() {
@@ -189,8 +189,8 @@ impl SpillState {
         Ok(())
     }
 
-    /// Reports to the server that all written bytes are at the new node. The outcome must be known before the next write, so the report
-    /// is repeated for as long as the server is unreachable.
+    /// Reports to the server that all written bytes are at the new node. The result must be known before the next write, so the report is
+    /// repeated for as long as the server is unreachable.
     fn settle(&self, bytes: u64, node: u32) -> Result<(), Error> {
         loop {
             match self.ask(bytes, Some(node)) {
@@ -219,8 +219,8 @@ impl SpillState {
         }
     }
 
-    /// Creates the object at its new place. In place it has no name before it has all bytes, where that is possible: if this mount ends too
-    /// early, nothing is left. Returns the path that the object gets afterwards.
+    /// Creates the object on its new node. On this host the object's file has no name before it has all bytes, if the file system supports
+    /// this, so that nothing is left if this mount ends too early. Returns the path that the file gets afterwards.
     fn make(&self, opened: &v1::Opened) -> Result<(OpenObject, Option<PathBuf>), Error> {
         let mut unnamed = None;
         let right = Right::new(self.caller, opened, None);
@@ -280,7 +280,7 @@ impl SpillState {
     }
 }
 
-/// Writes as many bytes as possible. Returns their number, and the error if some are missing.
+/// Writes as many bytes as possible. Returns their number, and the error if some bytes could not be written.
 fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) {
     use std::os::unix::fs::FileExt;
     let mut written = 0;
@@ -296,7 +296,7 @@ fn write_at(file: &File, offset: u64, bytes: &[u8]) -> (u64, Result<(), Error>) 
 }
 
 impl Fs {
-    /// Wraps a version that is begun on a node of the memory tier, in place, or in a workspace with a quota.
+    /// Wraps the object of a version that is begun directly on a node of the memory tier, or in a workspace with a quota.
     pub(super) fn begin_bounded(
         &self,
         caller: Caller,
@@ -318,8 +318,8 @@ impl Fs {
         OpenObject::new(id, node, ObjectData::Memory(Box::new(memory)), right)
     }
 
-    /// Handles a lack of space for a change of an object: an object that is written in place here moves to another node, and the caller
-    /// repeats the change.
+    /// Handles a lack of space for a change of an object: moves an object that is written directly on this host to another node; the caller
+    /// then repeats the change.
     pub(super) fn make_space(
         &self,
         object: &OpenObject,

@@ -1,10 +1,10 @@
-//! Changes of attributes that the server learns with the seal (next: `mount/src/fs/seal.rs`).
+//! Changes of attributes that the mount sends to the server with the seal (next: `mount/src/fs/seal.rs`).
 //!
 //! Programs that copy and unpack set mode and times of a file while they have it open. Before its first seal no other client can read the
 //! file, so no other client has to know of these changes: the seal sets them all at once, and a change costs no request of its own. A
 //! change that could revoke a permission is sent at once, as is a change of the owner: if this mount is killed, the server seals the file
 //! with the attributes that it knows. If another client changes the mode or owner in the meantime, that change stays, and the earlier
-//! changes from here are dropped.
+//! changes from this mount are dropped.
 
 use super::names::AttributeChanges;
 use super::remote::now_ns;
@@ -14,19 +14,19 @@ use crate::error::Error;
 use std::sync::Arc;
 use tidemill_wire::v1::{self, Attr, name_op::Op};
 
-/// Attributes of a file that is being written, changed here and not sent yet.
+/// Attributes of a file that is being written that this mount has changed and has not sent yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PendingAttributes {
     mode: Option<u32>,
     atime: Option<i64>,
     /// Time of the change, in nanoseconds since the Unix epoch.
     ctime: i64,
-    /// Mode and owner in the last answer of the server.
+    /// Permission bits and owner in the last answer of the server.
     since: v1::Rights,
 }
 
 impl PendingAttributes {
-    /// Returns the request for the server; the mtime is that of the version.
+    /// Returns the request with the changes for the server; the mtime is the version's mtime.
     pub(crate) fn reported(&self, ino: u64) -> v1::SetAttr {
         v1::SetAttr {
             ino,
@@ -54,7 +54,7 @@ fn rights(attr: &Attr) -> v1::Rights {
     }
 }
 
-/// Whether a user may lose a permission by these changes.
+/// Whether a user may lose a permission by the changes.
 fn take(changes: &AttributeChanges, attr: &Attr) -> bool {
     changes.mode.is_some_and(|mode| attr.mode & !mode != 0)
         || changes.uid.is_some_and(|uid| uid != attr.uid)
@@ -63,7 +63,7 @@ fn take(changes: &AttributeChanges, attr: &Attr) -> bool {
 
 impl InodeState {
     /// Holds changes back, if the file has never been sealed, is open for writing, and no user loses a permission by them. Returns whether
-    /// it does.
+    /// the changes are held back.
     fn keep_back(&mut self, changes: &AttributeChanges) -> Result<bool, Error> {
         let attr = self.attr;
         if attr.object != 0 || self.deleted || take(changes, &attr) {
@@ -92,7 +92,7 @@ impl InodeState {
         Ok(true)
     }
 
-    /// Adds the pending changes to attributes that the server sent, which lack them.
+    /// Adds the pending changes to attributes that the server sent without the changes.
     pub(crate) fn add_pending(&mut self) {
         let Some(writing) = self.writing.as_mut() else {
             return;
@@ -106,7 +106,7 @@ impl InodeState {
 }
 
 impl Fs {
-    /// Holds changes back for the seal, if that is possible. Returns whether it is.
+    /// Holds changes back for the seal, if that is possible. Returns whether the changes are held back.
     pub(super) fn keep_back(
         &self,
         caller: Caller,
@@ -175,7 +175,7 @@ impl Fs {
 }
 
 impl WrittenVersion {
-    /// Notes that held-back changes are sent, and that these are the attributes since: later changes stay pending.
+    /// Records that held-back changes were sent, and the attributes in the server's answer: later changes stay pending.
     fn not_reported(&mut self, reported: &PendingAttributes, attr: &Attr) {
         let later = self
             .pending

@@ -1,7 +1,7 @@
-//! An object on another host. Reads fetch large pieces ahead, and writes are sent later in large pieces. Requests are sent to its node
-//! (next: `node/src`).
+//! An object on another host. Reads fetch large pieces ahead, and writes are sent later in large pieces. The module sends requests to the
+//! object's node (next: `node/src`).
 //!
-//! All calls may wait for the node.
+//! All functions may wait for the node.
 
 mod state;
 
@@ -29,13 +29,13 @@ pub(crate) struct NodeObject {
     out: Arc<BytesInFlight>,
 }
 
-/// Bytes on their way. No thread holds the lock while it waits for them.
+/// Buffered and requested bytes of the object. No thread holds the lock while it waits for them.
 #[derive(Debug)]
 struct BytesInFlight {
     state: Mutex<TransferState>,
-    /// Signalled when bytes arrived at the node or failed.
+    /// Condition variable that is signalled when bytes have arrived at the node or failed.
     changed: Condvar,
-    /// The same, for async code.
+    /// Notification for async code when bytes have arrived at the node or failed.
     settled: Notify,
 }
 
@@ -66,7 +66,7 @@ impl NodeObject {
         (state.size, state.mtime) = (size, mtime);
     }
 
-    /// Notes that another client has written the object up to `size`.
+    /// Records that another client has written the object up to `size` bytes.
     pub(crate) fn grow(&self, size: u64) {
         let mut state = self.out.state.lock();
         state.size = state.size.max(size);
@@ -98,7 +98,7 @@ impl NodeObject {
         Ok(())
     }
 
-    /// Sends the buffered bytes, without waiting for their arrival. May release the lock in between.
+    /// Sends the buffered bytes, without waiting for their arrival. May release the lock temporarily.
     fn send(&self, state: &mut MutexGuard<'_, TransferState>) -> Result<(), Error> {
         while !state.is_sent() {
             check(state)?;
@@ -111,7 +111,7 @@ impl NodeObject {
         Ok(())
     }
 
-    /// Waits for an arrival, as long as the operation has time.
+    /// Waits until bytes arrive, or until the operation's deadline.
     fn wait(&self, state: &mut MutexGuard<'_, TransferState>) -> Result<(), Error> {
         let before = state.on_their_way();
         let began = deadline::now();
@@ -128,7 +128,7 @@ impl NodeObject {
         Ok(())
     }
 
-    /// Sends the buffer.
+    /// Sends the bytes of the buffer to the node.
     fn dispatch(&self, state: &mut TransferState) {
         let SentWrite {
             number,
@@ -151,7 +151,7 @@ impl NodeObject {
         });
     }
 
-    /// Sends the buffered bytes, if that is possible now.
+    /// Sends the buffered bytes, if they can be sent now.
     pub(crate) fn begin_flush(&self) {
         let mut state = self.out.state.lock();
         if !state.is_sent() && state.has_space() {
@@ -159,7 +159,7 @@ impl NodeObject {
         }
     }
 
-    /// Sends the buffered bytes and waits until they have arrived, as long as the operation has time.
+    /// Sends the buffered bytes and waits until they have arrived, or until the operation's deadline.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         let mut state = self.out.state.lock();
         self.send(&mut state)?;
@@ -169,7 +169,7 @@ impl NodeObject {
         check(&state)
     }
 
-    /// As [`Self::flush`], for as long as the mount runs.
+    /// Sends the buffered bytes like [`Self::flush`], retrying for as long as the mount runs.
     pub(crate) async fn flushed(&self) -> Result<(), Error> {
         loop {
             let arrived = self.out.settled.notified();
@@ -198,7 +198,7 @@ impl NodeObject {
         self.ask_now(sync)
     }
 
-    /// Makes a request that this thread's operation waits for.
+    /// Sends a request to the node on behalf of this thread's operation, which waits for the answer.
     fn ask_now<T, F>(&self, request: impl Fn(Address) -> F) -> Result<T, Error>
     where
         F: Future<Output = Result<T, tidemill_client::Error>>,
@@ -233,7 +233,7 @@ impl NodeObject {
         outcome
     }
 
-    /// Makes the node create the object, which does not exist yet, from the first bytes of a sealed object of the same node.
+    /// Makes the node create the object, which does not exist yet, from the first bytes of a sealed object on the same node.
     pub(crate) fn copy(&self, source: u64, right: &Right, bytes: u64) -> Result<(), Error> {
         let objects = &self.backend.objects;
         let mut renewed = false;
@@ -293,7 +293,7 @@ impl NodeObject {
         Ok(out)
     }
 
-    /// Returns the state, once all bytes written before have arrived, as long as the operation has time.
+    /// Returns the state after all bytes written before have arrived; fails at the operation's deadline.
     fn all_arrived(&self) -> Result<MutexGuard<'_, TransferState>, Error> {
         let mut state = self.out.state.lock();
         if !state.is_clean() {
@@ -318,7 +318,6 @@ impl NodeObject {
         }
     }
 
-    /// Requests pieces from the node.
     fn ask(&self, pieces: Vec<Arc<RequestedBytes>>) {
         for piece in pieces {
             let (backend, right, node) = (self.backend.clone(), self.right.clone(), self.node);
@@ -336,7 +335,7 @@ impl NodeObject {
         }
     }
 
-    /// Drops cached pieces: they are requested again when they are read.
+    /// Drops cached pieces, so that they are requested again when they are read.
     pub(crate) fn forget(&self) {
         self.out.state.lock().forget();
     }
@@ -351,7 +350,7 @@ impl Drop for NodeObject {
 }
 
 impl BytesInFlight {
-    /// Notes that a write has arrived, or has failed for good.
+    /// Records that a written piece has arrived, or has failed for good.
     fn arrived(&self, number: u64, failed: Option<i32>) {
         self.state.lock().arrived(number, failed);
         self.changed.notify_all();
@@ -366,7 +365,7 @@ fn check(state: &TransferState) -> Result<(), Error> {
     }
 }
 
-/// Waits for the bytes of a requested piece.
+/// Waits for the bytes of a requested piece, and returns them.
 fn wait_for(piece: &RequestedBytes) -> Result<Bytes, Error> {
     let mut data = piece.data.lock();
     loop {

@@ -1,13 +1,14 @@
-//! Decides how to send a change of the namespace again when its answer was lost; `backend` sends it (next: `mount/src/fs/backend.rs`).
+//! Decides how the mount sends a change of the namespace again when the answer was lost; `backend` sends the change (next:
+//! `mount/src/fs/backend.rs`).
 //!
-//! A request that creates an inode carries reserved ids, by which the server recognises it; the same holds for versions and their objects.
-//! Other requests are recognised by their effect: before such a request is sent again, this mount looks whether the first attempt was
-//! carried out. The time of a change is chosen here, in nanoseconds. The inode that was moved or linked and the directory that lost an
-//! entry keep this time: it is their mark.
+//! A request that creates an inode carries reserved ids, by which the server recognises the request; the same holds for versions and their
+//! objects. Other requests are recognised by their effect: before the mount sends such a request again, it checks whether the first attempt
+//! was executed. The mount chooses the time of a change, in nanoseconds. The inode that was moved or linked and the directory that lost an
+//! entry keep this time, which marks the change.
 
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 
-/// Returns the questions to ask before a change is sent again; `None`: it can be sent again unchanged.
+/// Returns the look-ups that must precede a second attempt of a change; `None` if the change can be sent again unchanged.
 pub(super) fn question(op: &Op) -> Option<Vec<Op>> {
     let lookup = |parent, name: &[u8]| {
         let name = name.to_vec();
@@ -35,7 +36,7 @@ pub(super) fn question(op: &Op) -> Option<Vec<Op>> {
     })
 }
 
-/// Returns the answer to a change that was carried out already, as the answers to the questions show.
+/// Returns the answer to a change that was executed already, as the answers to the look-ups show; `None` if it was not executed.
 pub(super) fn done(op: &Op, found: &[Answer]) -> Option<Answer> {
     let nothing = Some(Answer::Empty(v1::Empty {}));
     let last = found.last()?;
@@ -76,8 +77,8 @@ fn deleted(answer: &Answer) -> bool {
     matches!(answer, Answer::Error(error) if error.errno == libc::ENOENT)
 }
 
-/// Returns the operations that undo a request that began a version, if its answer was lost or the version is not used. They work whether
-/// the request was carried out long ago or is carried out only now.
+/// Returns the operations that undo a request that began a version, if its answer was lost or the version is not used. The operations work
+/// whether the server executes the request before or after them.
 pub(super) fn undoing(op: &Op) -> Option<Vec<Op>> {
     match op {
         Op::Create(create) if create.object != 0 => {
@@ -125,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_change_is_recognised_by_its_time() {
+    fn change_with_lost_answer_is_recognised_by_its_time() {
         let rename = Op::Rename(v1::Rename {
             time: 7,
             ..v1::Rename::default()
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_unlink_is_done_if_name_is_absent() {
+    fn unlink_with_lost_answer_is_done_if_name_is_absent() {
         let unlink = Op::Unlink(v1::Unlink {
             time: 7,
             ..v1::Unlink::default()

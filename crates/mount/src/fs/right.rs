@@ -1,5 +1,5 @@
-//! The server's permission to read or write an object, renewed when it expires, and requests to the node that survive its restart (next:
-//! `node/src`).
+//! The server's permission to read or write an object, which is renewed when it expires, and requests to the node that survive the node's
+//! restart (next: `node/src`).
 
 use super::Caller;
 use super::backend::Backend;
@@ -12,31 +12,31 @@ use tidemill_client::objects::ObjectAddress as Address;
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Time that a node may take to answer before it counts as unreachable.
+/// Time after which a node that does not answer counts as unreachable.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Time that a reader waits for a node's answer before it asks whether another node has a replica.
 const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
-/// A right to one object.
+/// A right to read or write one object.
 #[derive(Debug)]
 pub(crate) struct Right {
     ino: u64,
-    /// Id of the version.
+    /// Object id of the version.
     object: u64,
-    /// Part of the version that is requested; `None`: the version has no parts.
+    /// Part of the version that the right is for; `None` if the version has no parts.
     part: Option<u64>,
-    /// Number of the version to read; `None`: a version to write.
+    /// Number of the version to read; `None` for a version to write.
     version: Option<u64>,
-    /// Whether the version is read while several mounts write it.
+    /// Whether the right is for reading a version while several mounts write it.
     multi_writer: bool,
     caller: Caller,
-    /// The node to ask, and the capability for it.
+    /// The node to which requests are sent, and the capability for the node.
     place: Mutex<(u32, Vec<u8>)>,
 }
 
 impl Right {
-    /// Returns a right as the server gave it. `version` is that of the object, `None` if it is being written.
+    /// Returns the right that the server gave in `opened`. `version` is the number of the object's version, `None` if it is being written.
     pub(crate) fn new(caller: Caller, opened: &v1::Opened, version: Option<u64>) -> Arc<Self> {
         Arc::new(Self {
             ino: opened.attr.map_or(0, |attr| attr.ino),
@@ -67,7 +67,7 @@ impl Right {
         })
     }
 
-    /// Returns the right to read one of the parts of a version of extents. A part that is not `sealed` may be in a moment.
+    /// Returns the right to read one of the parts of a version of extents. A part that is not `sealed` may become sealed soon.
     pub(crate) fn of_extent(
         caller: Caller,
         opened: &v1::Opened,
@@ -86,12 +86,12 @@ impl Right {
         })
     }
 
-    /// Whether the server keeps the version as long as the right is held: a part has no such right of its own.
+    /// Whether the server keeps the version as long as the right is held. A right to a part does not keep the version.
     pub(crate) fn holds(&self) -> bool {
         self.part.is_none()
     }
 
-    /// Returns the right to an object file that is opened in place, where the file's own mode counts.
+    /// Returns the right to an object file that is opened directly, for which the file's own mode counts.
     pub(crate) fn none(ino: u64, object: u64) -> Arc<Self> {
         Arc::new(Self {
             ino,
@@ -104,7 +104,7 @@ impl Right {
         })
     }
 
-    /// Returns the capability to show to the node.
+    /// Returns the capability for requests to the node.
     pub(crate) fn capability(&self) -> Vec<u8> {
         self.place.lock().1.clone()
     }
@@ -166,7 +166,7 @@ impl Right {
         Some((part.node, part.capability))
     }
 
-    /// Returns the message to the server that the object is no longer read here.
+    /// Returns the message to the server that the object is no longer read on this mount.
     pub(crate) fn release(&self) -> v1::Release {
         v1::Release {
             ino: self.ino,
@@ -174,7 +174,7 @@ impl Right {
         }
     }
 
-    /// Whether another node has a replica of the version that is read. If so, later requests are sent to that node.
+    /// Whether another node has a replica of the version to read. If so, later requests are sent to the other node.
     async fn turn_elsewhere(
         &self,
         backend: &Backend,
@@ -192,9 +192,9 @@ impl Right {
         }
     }
 
-    /// Sends a request to a node that holds the object. The request is repeated if the node is offline or the right has expired. If
-    /// another node has a replica of the version that is read, the request is sent there at once. Without an end it is repeated for as long
-    /// as the mount runs.
+    /// Sends a request to a node that holds the object. Repeats the request if the node is offline or the right has expired. If another
+    /// node has a replica of the version to read, the request is sent to the other node at once. Without a deadline the request is repeated
+    /// for as long as the mount runs.
     pub(crate) async fn ask<T, F>(
         &self,
         backend: &Backend,
@@ -281,7 +281,7 @@ impl Right {
     }
 }
 
-/// Returns the error of a node that does not answer.
+/// Returns the error for a node that does not answer.
 pub(super) fn silent(url: &str) -> ClientError {
     ClientError::Node {
         url: url.to_owned(),

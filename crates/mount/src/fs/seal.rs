@@ -1,9 +1,9 @@
-//! Seals versions after their last close, in batches. First the node seals the objects, then the server switches the name (next:
+//! Seals versions after their last close, in batches. First the node seals the objects, then the server makes the version current (next:
 //! `node/src`, `server/src`).
 //!
-//! The sealer tries a version again for as long as the mount runs. It stops only when the server answers that the version cannot be sealed
-//! any more. Until then this mount reads its files as they were written. Every node has a lane of its own, so that an offline node
-//! delays no other files.
+//! The sealer retries a version for as long as the mount runs. The sealer stops only when the server answers that the version cannot be
+//! sealed any more. Until then, programs on this mount read the file as it was written. Every node has a lane of its own, so that an
+//! offline node delays no other files.
 
 use super::Caller;
 use super::backend::Backend;
@@ -28,17 +28,17 @@ use tokio::sync::{Notify, Semaphore, mpsc};
 
 /// Maximum number of versions sealed in one request to the server.
 const BATCH_MAX: usize = 256;
-/// Time that a version waits for others to be sealed with it, unless a caller waits for the seal.
+/// Time that a version waits for other versions to be sealed in the same batch, unless a caller waits for the seal.
 const GATHER: Duration = Duration::from_millis(8);
-/// Maximum number of batches of one node under way at once.
+/// Maximum number of batches of one node that are being sealed at once.
 const BATCHES_MAX: usize = 2;
-/// Time that a node or the server may take for a batch before it is tried again.
+/// Maximum time of a node or the server for a batch, before the batch is retried.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// Time that the server is asked for the address of an offline node, before the pause.
+/// Maximum time for which the mount asks the server for the address of an offline node, before the pause.
 const FIND: Duration = Duration::from_secs(1);
-/// Pause before the server is asked again whether a version has its replicas.
+/// Pause before the mount asks the server again whether a version has its replicas.
 const COPYING: Duration = Duration::from_millis(100);
-/// Pause before a version is tried again, doubled up to [`PAUSE_MAX`].
+/// Pause before a version is retried, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
@@ -50,11 +50,10 @@ pub(crate) struct SealJob {
     pub(crate) caller: Caller,
     pub(crate) ending: Ending,
     pub(crate) attr: Attr,
-    /// Attributes that the server does not know yet.
+    /// Attributes of the file that the server does not know yet.
     pub(crate) pending: Option<PendingAttributes>,
 }
 
-/// How a version ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Ending {
     /// The version becomes the file's current one.
@@ -63,7 +62,7 @@ pub(crate) enum Ending {
     Abandon,
 }
 
-/// The tasks that seal.
+/// Tasks that seal closed versions.
 #[derive(Debug)]
 pub(crate) struct Sealer(Arc<SealWorker>);
 
@@ -74,7 +73,7 @@ struct SealWorker {
     unsealed: UnsealedVersions,
     /// One lane for each node, and one lane for requests to the server alone.
     lanes: Mutex<HashMap<Option<u32>, SealLane>>,
-    /// Wakes versions that pause before they are tried again.
+    /// Notification that ends the pauses of versions that wait for their retry.
     again: Notify,
 }
 
@@ -85,15 +84,14 @@ struct SealLane {
     hurry: Arc<Notify>,
 }
 
-/// Job on its way through a lane.
 #[derive(Debug)]
 struct LaneJob {
     job: SealJob,
-    /// Lengths of its objects that nodes have sealed so far, in order of the parts.
+    /// Lengths in bytes of its objects that nodes have sealed so far, in the order of the parts.
     lengths: Vec<u64>,
-    /// Length and mtime, once all objects are sealed. `None` before, and for versions that are dropped.
+    /// Length and mtime of the version, after all objects are sealed. `None` before the seal, and for versions that are dropped.
     sealed: Option<(u64, i64)>,
-    /// Pause before the version is tried again.
+    /// Pause before the next retry of the version.
     pause: Duration,
     /// Whether the version needs a request of its own, because a request with others was refused.
     alone: bool,
@@ -110,14 +108,14 @@ impl Sealer {
         }))
     }
 
-    /// Skips the gathering pause: a caller waits for submitted versions.
+    /// Skips the gathering pause, because a caller waits for submitted versions.
     pub(crate) fn hurry(&self) {
         for lane in self.0.lanes.lock().values() {
             lane.hurry.notify_one();
         }
     }
 
-    /// Tries all pausing versions again at once, because an offline node or the server is back.
+    /// Retries all pausing versions at once, because an offline node or the server is back.
     pub(crate) fn retry(&self) {
         self.0.again.notify_waiters();
     }
@@ -140,24 +138,24 @@ impl Sealer {
         }
     }
 
-    /// Returns the versions that are not sealed yet.
+    /// Returns a summary of the versions that are not sealed yet.
     pub(crate) fn standing(&self) -> UnsealedSummary {
         self.0.unsealed.standing()
     }
 
-    /// Returns the outcome of a version.
+    /// Returns the outcome of a closed version.
     pub(crate) fn fate(&self, object: u64) -> CloseOutcome {
         self.0.unsealed.fate(object)
     }
 
-    /// Waits until all submitted versions are done. If `timeout` passes first, returns the versions that are not done.
+    /// Waits until all submitted versions are sealed or dropped. If `timeout` passes first, returns a summary of the remaining versions.
     pub(crate) fn drain(&self, timeout: Duration) -> Result<(), UnsealedSummary> {
         self.hurry();
         self.retry();
         self.0.unsealed.wait(timeout)
     }
 
-    /// Waits until fewer than `most` versions are unsealed. Returns whether that is the case.
+    /// Waits until fewer than `most` versions are unsealed, or until the time `until`. Returns whether fewer are unsealed.
     pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
         self.0.unsealed.wait_below(most, until)
     }
@@ -169,7 +167,7 @@ impl Sealer {
 }
 
 impl SealWorker {
-    /// Puts a version in its lane.
+    /// Adds a version to the lane of its next node.
     fn queue(self: &Arc<Self>, version: LaneJob) {
         let node = version.node();
         let lane = {
@@ -216,7 +214,7 @@ impl SealWorker {
         }
     }
 
-    /// Waits until the bytes of a file on another host have arrived.
+    /// Waits until the bytes of a file on another host have arrived at its node.
     async fn arrive(self: Arc<Self>, version: LaneJob) {
         if version.job.object.flushed().await.is_err() {
             // The writer got this error from the write, `fsync` or close.
@@ -246,7 +244,7 @@ impl SealWorker {
         self.at_server(ready).await;
     }
 
-    /// Asks a node to seal objects. Expired rights are renewed once.
+    /// Asks a node to seal objects. Renews expired capabilities once.
     async fn at_node(
         self: &Arc<Self>,
         node: u32,
@@ -424,7 +422,7 @@ impl SealWorker {
         self.finish(&version.job, attr);
     }
 
-    /// Tries versions again after a pause, or earlier if an offline node or the server returns.
+    /// Retries versions after a pause, or earlier if an offline node or the server returns.
     fn later(self: &Arc<Self>, mut versions: Vec<LaneJob>, why: &ClientError) {
         let Some(pause) = versions.iter().map(|version| version.pause).max() else {
             return;
@@ -516,8 +514,8 @@ fn refusal(node: u32, status: u16, message: &str) -> ClientError {
     }
 }
 
-/// Whether the server's answer about a version is final: another writer has taken over, the file is deleted, or the seal can never be
-/// carried out. After any other error a retry may succeed.
+/// Whether the server's answer about a version is final: another writer has taken over, the file is deleted, or the version can never be
+/// sealed. After any other error a retry may succeed.
 fn is_final(errno: i32) -> bool {
     [
         libc::ESTALE,
@@ -530,19 +528,19 @@ fn is_final(errno: i32) -> bool {
 }
 
 impl LaneJob {
-    /// Returns the node that has to seal its object first.
+    /// Returns the node that has to seal the next object of the version; `None` if all objects are sealed.
     fn node(&self) -> Option<u32> {
         let unsealed = self.job.ending == Ending::Seal && self.sealed.is_none();
         unsealed.then_some(self.part().node)
     }
 
-    /// Returns the object that is sealed next.
+    /// Returns the object of the version that is sealed next.
     fn part(&self) -> &OpenObject {
         let next = self.job.object.parts().nth(self.lengths.len());
         next.unwrap_or(&self.job.object)
     }
 
-    /// Returns the version and index of the object that is sealed next, if it is a part.
+    /// Returns the version and index of the object that is sealed next, if the object is a part.
     fn part_of(&self) -> Option<PartOf> {
         let striped = match &self.job.object.data {
             ObjectData::Striped(striped) => striped,
@@ -553,7 +551,7 @@ impl LaneJob {
         Some(striped.part_of(version, self.lengths.len()))
     }
 
-    /// Notes that a node has sealed the next object. Returns whether it was the last one.
+    /// Records that a node has sealed the next object of the version. Returns whether it was the last object.
     fn is_sealed(&mut self, length: u64, mtime: i64) -> bool {
         self.lengths.push(length);
         if !self.job.object.is_striped() {

@@ -1,8 +1,8 @@
-//! Files that several mounts have open for writing, because they share its locks. One mount writes a version at a time. The other mounts
-//! have the file open as well, and begin their version with their first write. A mount that gets a lock continues with the writes of the
-//! previous holder, whose version is sealed for that although it stays open (next: `mount/src/fs/seal.rs`).
+//! Files that several mounts have open for writing, because the mounts share the files' locks. One mount writes a version at a time. The
+//! other mounts have the file open as well, and begin their version with their first write. A mount that gets a lock continues with the
+//! writes of the previous holder, whose version is sealed for this although the file stays open (next: `mount/src/fs/seal.rs`).
 //!
-//! Files that the kernel reads and writes in place by itself are excluded: the file that the kernel uses cannot be exchanged.
+//! Files that the Linux kernel reads and writes directly are excluded, because the file that the kernel uses cannot be exchanged.
 
 use super::backend::attr_of;
 use super::file::FileHandle;
@@ -17,14 +17,14 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::{self, name_op::Op};
 
-/// Pause between checks, and number of checks, for the end of a close whose beginning was noted.
+/// Pause between checks for the end of a close whose beginning was recorded.
 const CLOSE_PAUSE: Duration = Duration::from_millis(5);
 const CLOSE_PAUSES: u32 = 20;
-/// Number of times that a file is refreshed while other mounts continue to write it.
+/// Maximum number of times that a file is refreshed while other mounts continue to write it.
 const REFRESH_TRIES: u32 = 40;
 
 impl Fs {
-    /// Opens a file for writing that another mount writes now: as for reading, until the first write.
+    /// Opens a file for writing that another mount writes now: until the first write, the file is open as for reading.
     pub(super) fn bind_idle(
         &self,
         caller: Caller,
@@ -50,7 +50,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Waits for the turn to write, which is blocked while a version is passed to other mounts.
+    /// Waits until the handle may write, because writes are blocked while a version is passed to other mounts.
     pub(super) fn write_turn(
         vnode: &CachedInode,
         pace: WaitPolicy,
@@ -64,8 +64,9 @@ impl Fs {
         }
     }
 
-    /// Begins the version that a handle is about to write, if none is open here. The version before may have to be sealed first, here or by
-    /// another mount, and its node may be offline: a program that has the file open waits longer than one that opens it.
+    /// Begins the version that a handle is about to write, if no version is open on this mount. The previous version may have to be sealed
+    /// first, on this or another mount, and its node may be offline, so a program that has the file open waits longer than a program that
+    /// opens it.
     pub(super) fn resume(&self, file: &FileHandle, keep: u64) -> Result<(), Error> {
         let vnode = &file.vnode;
         let (until, until_shared) = (deadline::deadline(), deadline::now() + WRITER_PATIENCE);
@@ -103,7 +104,8 @@ impl Fs {
         Ok(())
     }
 
-    /// Moves handles that could write to an object: the version that is written here, or the one that they are going to write.
+    /// Moves idle handles that could write to an object: the version that is written on this mount, or the version that they are going to
+    /// write.
     pub(super) fn follow(&self, vnode: &CachedInode, object: &Arc<OpenObject>) {
         let aliases = self.aliases_of_writers(vnode.ino);
         let mut state = vnode.state.lock();
@@ -118,7 +120,7 @@ impl Fs {
         }
     }
 
-    /// Seals the writes of programs here, if they have the file open in a way that lets them continue with a later version.
+    /// Seals the writes of programs on this mount, if they have the file open in a way that lets them continue with a later version.
     pub(super) fn publish(&self, ino: u64) -> Result<(), Error> {
         let Some(vnode) = self.table.get(ino) else {
             return Ok(());
@@ -168,8 +170,8 @@ impl Fs {
         arrived
     }
 
-    /// Lets another mount write the file that is written here: from now on each write is noted and reported to the server. Not for files that the
-    /// kernel writes by itself, nor for files with locks, which are passed on as a whole.
+    /// Lets another mount write the file that this mount writes: from now on this mount records each write and reports it to the server.
+    /// Excludes files that the Linux kernel writes directly, and files with locks, whose versions are passed on as a whole.
     pub(super) fn share(&self, ino: u64) {
         let Some(vnode) = self.table.get(ino) else {
             return;
@@ -210,14 +212,14 @@ impl Fs {
         state.share(&Arc::new(OpenObject::new(id, node, data, right)));
     }
 
-    /// Returns the aliases by which programs have a file open for writing.
+    /// Returns the aliases under which programs have a file open for writing.
     fn aliases_of_writers(&self, ino: u64) -> Vec<u16> {
         let files = self.files.lock();
         let writers = files.values().filter(|file| file.writes(ino));
         writers.map(|file| file.key.alias).collect()
     }
 
-    /// Waits a moment for a close that has begun, so that the version it ends is sealed.
+    /// Waits briefly for a close that has begun, so that the version that the close ends is sealed.
     pub(super) fn hear_close(&self, ino: u64) {
         let Some(vnode) = self.table.get(ino) else {
             return;
@@ -233,7 +235,7 @@ impl Fs {
         }
     }
 
-    /// Brings a file that is open here up to the version that was sealed last, on whichever mount.
+    /// Updates a file that is open on this mount to the version that was sealed last, on any mount.
     pub(super) fn refresh(&self, ino: u64) -> Result<(), Error> {
         let Some(vnode) = self.table.get(ino) else {
             return Ok(());
@@ -305,7 +307,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Whether a handle shows a version that is not the newest, and cannot be brought up to it.
+    /// Whether a handle shows an old version, and cannot be updated to the newest version.
     pub(super) fn has_old_version(&self, handle: u64) -> bool {
         let Ok(file) = self.file(handle) else {
             return false;

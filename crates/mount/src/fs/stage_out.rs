@@ -1,4 +1,4 @@
-//! Directories whose `fsync` waits until the files below them are staged out of the burst tier. It only asks the server (next: `server/src`).
+//! Directories whose `fsync` waits until the files below them are staged out of the burst tier. It asks the server (next: `server/src`).
 
 use super::backend::credentials;
 use super::{Caller, Fs, deadline};
@@ -7,15 +7,15 @@ use rustix::io::Errno;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
-/// Time that the call waits while nothing is staged out.
+/// Maximum time that `fsync` waits while no file is staged out.
 const STAGE_OUT_PATIENCE: Duration = Duration::from_secs(600);
-/// Pause before the progress is requested again; longer if the answer takes long, up to the second constant.
+/// Minimum pause before the progress is requested again; longer if the answer takes long, up to [`STAGE_OUT_PAUSE_MAX`].
 const STAGE_OUT_PAUSE: Duration = Duration::from_millis(100);
 const STAGE_OUT_PAUSE_MAX: Duration = Duration::from_secs(10);
 
 impl Fs {
-    /// Makes all acknowledged changes survive power loss. If the directory asks for it, also waits until the files below it are staged out of
-    /// the burst tier.
+    /// Makes all acknowledged changes durable. If the directory's settings request it, also waits until the files below the directory are
+    /// staged out of the burst tier.
     pub(crate) fn sync_directory(&self, caller: Caller, ino: u64) -> Result<(), Error> {
         let ops = vec![Op::StageOutWait(v1::StageOutWait { ino })];
         let answers = self.backend.apply(caller, ops, true)?;

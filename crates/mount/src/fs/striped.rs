@@ -1,4 +1,5 @@
-//! A version that is spread over several nodes: reads and writes are sent to all that hold the bytes (next: `mount/src/fs/object.rs`).
+//! A version that is spread over several nodes: reads and writes are sent to all nodes that hold the bytes (next:
+//! `mount/src/fs/object.rs`).
 
 use super::backend::Backend;
 use super::object::{ObjectData, OpenObject, WriteStat};
@@ -11,21 +12,21 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_core::id::ObjectId;
 use tidemill_core::layout::{self, Layout};
 
-/// A striped version; see the module.
+/// An open version that is spread over several nodes.
 #[derive(Debug)]
 pub(crate) struct OpenStriped {
-    /// Layout of the stripes. The lengths of its parts are not used.
+    /// Layout of the stripes. The lengths of the parts in the layout are not used.
     layout: layout::StripedLayout,
-    /// Parts in their order in the file.
+    /// Objects of the parts, in the order of the parts in the file.
     parts: Vec<Arc<OpenObject>>,
     /// Length of the file in bytes.
     size: AtomicU64,
-    /// Right whose release reports the last close to the server, which keeps the version until then.
+    /// Right whose release reports the last close to the server, which keeps the version until the release.
     hold: Option<(Arc<Backend>, Arc<Right>)>,
 }
 
 impl OpenStriped {
-    /// Returns a version of a file of `size` bytes.
+    /// Returns the version of a file of `size` bytes with these parts.
     pub(crate) fn new(
         layout: layout::StripedLayout,
         parts: Vec<Arc<OpenObject>>,
@@ -39,7 +40,7 @@ impl OpenStriped {
         }
     }
 
-    /// Makes the object report to the server when it is not open any more.
+    /// Makes the object report to the server when no program has it open any more.
     pub(crate) fn held(mut self, backend: Arc<Backend>, right: Arc<Right>) -> Self {
         self.hold = Some((backend, right));
         self
@@ -49,12 +50,11 @@ impl OpenStriped {
         &self.parts
     }
 
-    /// Returns the version and index of one of the parts.
     pub(crate) fn part_of(&self, version: ObjectId, part: usize) -> layout::PartOf {
         self.layout.part_of(version, part)
     }
 
-    /// Returns the size of a part of a file of `size` bytes.
+    /// Returns the size in bytes of a part of a file of `size` bytes.
     pub(crate) fn part_size(&self, size: u64, part: usize) -> u64 {
         layout::StripedLayout::part_size(self.layout.unit, self.parts.len(), size, part)
     }
@@ -121,7 +121,7 @@ impl OpenStriped {
         Ok(())
     }
 
-    /// Sends all buffered bytes: the parts are sent concurrently.
+    /// Sends all buffered bytes of all parts concurrently.
     pub(crate) fn flush(&self) -> Result<(), Error> {
         for part in &self.parts {
             if let ObjectData::Remote(remote) = &part.data {
@@ -162,7 +162,7 @@ fn length_of(range: &Range<u64>) -> usize {
     usize::try_from(range.end - range.start).unwrap_or(0)
 }
 
-/// Returns the segments of a part's bytes: where each begins in `span`, where in `range` of the file, and its length.
+/// Returns the segments of a part's bytes: the start of each in `span` and in `range` of the file, and its length.
 fn segments(
     layout: &Layout,
     part: usize,

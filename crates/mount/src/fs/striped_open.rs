@@ -1,4 +1,5 @@
-//! Opens versions that are spread over several nodes: object files in place, others by requests (next: `mount/src/fs/striped.rs`).
+//! Opens versions that are spread over several nodes: object files on this host directly, others by requests (next:
+//! `mount/src/fs/striped.rs`).
 
 use super::backend::NodeLocation;
 use super::multi_writer::MultiWriter;
@@ -23,7 +24,7 @@ fn read(opened: &v1::Opened, reported: &v1::Layout) -> Result<layout::StripedLay
 }
 
 impl Fs {
-    /// Returns a sealed version as the server opened it; `right` covers all of it.
+    /// Returns a sealed version as the server opened it; `right` is the right to the whole version.
     pub(super) fn open_striped(
         &self,
         caller: Caller,
@@ -79,7 +80,7 @@ impl Fs {
         ))
     }
 
-    /// Creates the objects that a version is written to, with the first bytes of the version before.
+    /// Creates the objects for a version that is about to be written, with the first bytes of the previous version.
     pub(super) fn writable_striped(
         &self,
         caller: Caller,

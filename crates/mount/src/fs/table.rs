@@ -1,12 +1,12 @@
-//! Table of the inodes and names that the kernel knows, and of their cached attributes. It only changes memory; its callers (next:
-//! `mount/src/fs/watch.rs`) invalidate the kernel's caches.
+//! Table of the inodes and names that the Linux kernel knows, and of their cached attributes. The table only changes memory; its callers
+//! (next: `mount/src/fs/watch.rs`) invalidate the Linux kernel's caches.
 //!
-//! A file is one kernel inode for all programs that have it open here, readers and writers, so that they see each other's writes and locks.
-//! A program that has a version open continues with the next version that is written here. That is impossible if the next version was
-//! written elsewhere, or if another program reads the file of this version. Then several versions are open at the same time. Each version
-//! needs a kernel inode of its own, because the kernel lets an inode have one backing file and one page cache only. So the kernel gets
-//! [`InodeKey`]s: an inode and an *alias*. Only alias 0 exists until an open needs another version than the open one. Then the next alias
-//! becomes the current one, and the kernel is made to look the name up again.
+//! A file is one kernel inode for all programs that have the file open here, readers and writers, so that they see each other's writes and
+//! locks. A program that has a version open continues with the next version that is written here. The program cannot continue if the next
+//! version was written elsewhere, or if another program reads the file of the open version. Then several versions are open at the same
+//! time. Each version needs a kernel inode of its own, because the Linux kernel lets an inode have one backing file and one page cache
+//! only. So the kernel gets [`InodeKey`]s: an inode and an *alias*. Only alias 0 exists until an open needs another version than the open
+//! one. Then the next alias becomes the current one, and the kernel is made to look the name up again.
 
 use super::entries::{CachedName, ChangeSlot, EntryCache};
 use super::object::OpenObject;
@@ -21,17 +21,17 @@ use std::time::Instant;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Number of bits of a key that hold the inode.
+/// Number of bits of an [`InodeKey`] that hold the inode.
 const INODE_BITS: u32 = 48;
-/// Mask of the bits that hold the alias.
+/// Mask of the bits of an [`InodeKey`] that hold the alias.
 const ALIAS_MASK: u64 = 0x7fff;
 
-/// Number of slots that inodes share for the time of their last change by another client.
+/// Number of slots that record when inodes were last changed by another client; several inodes share a slot.
 const FOREIGN_SLOTS: usize = 4096;
 /// Maximum depth of directories in a path.
 const DEPTH_MAX: usize = 2048;
 
-/// Number by which the kernel knows an inode.
+/// Number by which the Linux kernel knows an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct InodeKey {
     /// Inode of the namespace, or a special inode.
@@ -41,13 +41,13 @@ pub(crate) struct InodeKey {
 }
 
 impl InodeKey {
-    /// Returns the key as one number for the kernel.
+    /// Packs the key into one number for the Linux kernel.
     #[must_use]
     pub(crate) fn pack(self) -> u64 {
         self.ino | u64::from(self.alias) << INODE_BITS
     }
 
-    /// Returns the key of a packed number.
+    /// Returns the key for a number that [`Self::pack`] made.
     #[must_use]
     pub(crate) fn unpack(number: u64) -> Self {
         if number & Inode::SPECIAL != 0 {
@@ -63,73 +63,75 @@ impl InodeKey {
         }
     }
 
-    /// Whether the inode is one of the mount's own files.
+    /// Whether the inode is one of the mount's own files, such as control files.
     #[must_use]
     pub(crate) fn is_special(self) -> bool {
         self.ino & Inode::SPECIAL != 0
     }
 }
 
-/// One inode.
+/// Inode that the mount knows, with its cached state.
 #[derive(Debug)]
 pub(crate) struct CachedInode {
     pub(crate) ino: u64,
-    /// Number of references that the kernel holds.
+    /// Number of references that the Linux kernel holds to the inode.
     lookups: AtomicU64,
     pub(crate) state: Mutex<InodeState>,
-    /// Signalled when `state.writing` changes.
+    /// Condition variable that is signalled when `state.writing` changes.
     pub(crate) changed: Condvar,
-    /// Held, shared, during a write through this process, so that a version contains all writes when it is passed to other mounts.
+    /// Lock that is held shared during a write through this process, so that a version contains all writes when it is passed to other
+    /// mounts.
     pub(crate) writes: RwLock<()>,
-    /// Held during an append.
+    /// Lock that is held during an append to the file.
     pub(crate) appends: Mutex<()>,
 }
 
-/// Cached state of an inode.
 #[derive(Debug, Default)]
 pub(crate) struct InodeState {
     pub(crate) attr: Attr,
-    /// Time until which `attr` is valid.
+    /// Time until which the attributes in `attr` are valid.
     pub(crate) fresh: Option<Instant>,
-    /// Time of the last change from here, on the clock of [`InodeTable::tick`]. The answer to an older question does not overwrite the state.
+    /// Time of the last change from this mount, on the clock of [`InodeTable::tick`]. An answer to an older request does not overwrite the
+    /// state.
     pub(crate) stamp: u64,
-    /// Target of a symbolic link.
+    /// Target path of a symbolic link.
     pub(crate) target: Vec<u8>,
-    /// Number of open handles.
+    /// Number of open handles of the file.
     pub(crate) opens: u32,
-    /// Version that is being written here.
+    /// Version that is being written on this mount.
     pub(crate) writing: Option<WrittenVersion>,
-    /// Number of handles that could write and have no version: another mount writes the file, or they have not written since their writes
-    /// were published.
+    /// Number of handles that could write but have no version: another mount writes the file, or the handles have not written since their
+    /// writes were published.
     pub(crate) idle_writers: u32,
-    /// Alias that new opens get.
+    /// Alias that new opens of the file get.
     pub(crate) alias: u16,
-    /// Object that the kernel reads by each alias.
+    /// Object that the Linux kernel reads under each alias.
     pub(crate) bound: BTreeMap<u16, AliasObject>,
-    /// Open objects, which opens share.
+    /// Open objects of the file, which its handles share.
     pub(crate) objects: Vec<Weak<OpenObject>>,
-    /// The sealed object, if this mount keeps the right to read it.
+    /// Sealed object of the file, if this mount keeps the right to read the object.
     pub(crate) kept: Option<Arc<OpenObject>>,
     /// Whether the file has lost its last name.
     pub(crate) deleted: bool,
 }
 
-/// Version that is being written here.
+/// Version that is being written on this mount.
 #[derive(Debug)]
 pub(crate) struct WrittenVersion {
     pub(crate) object: Option<Arc<OpenObject>>,
     pub(crate) phase: VersionPhase,
     pub(crate) writers: u32,
-    /// For a version that began as a copy: the mtime that it was given. If the mtime is the same at the last close, no byte was written.
+    /// For a version that began as a copy: its mtime after the copy, in nanoseconds. If it is unchanged at the last close, no byte was
+    /// written.
     pub(crate) untouched: Option<i64>,
-    /// Whether the version changes nothing and is abandoned: the version sealed before stays current.
+    /// Whether the version changes nothing and is abandoned, so that the version sealed before stays current.
     pub(crate) abandoned: bool,
-    /// Attributes that the server learns with the seal.
+    /// Attributes that the mount sends to the server with the seal.
     pub(crate) pending: Option<PendingAttributes>,
 }
 
 impl WrittenVersion {
-    /// Returns a version that the server is being asked for.
+    /// Returns a version for which the mount is sending a request to the server.
     pub(crate) fn starting() -> Self {
         Self {
             object: None,
@@ -141,7 +143,7 @@ impl WrittenVersion {
         }
     }
 
-    /// Returns a version that `writers` handles can write.
+    /// Returns an open version that `writers` handles can write.
     pub(crate) fn open(object: Arc<OpenObject>, writers: u32, untouched: Option<i64>) -> Self {
         Self {
             object: Some(object),
@@ -154,39 +156,39 @@ impl WrittenVersion {
     }
 }
 
-/// Progress of a version.
+/// Phase of a version that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum VersionPhase {
-    /// The server is being asked, or the version before is being copied.
+    /// The mount is waiting for the server's answer, or is copying the previous version.
     Starting,
-    /// Another client is writing the file: one opener asks the server repeatedly on behalf of all.
+    /// Another client is writing the file: one opener sends requests to the server repeatedly on behalf of all openers.
     Busy,
-    /// Open for writing.
+    /// The version is open for writing.
     Open,
-    /// Closed by its last writer, not yet sealed.
+    /// The last writer has closed the version; the version is not sealed yet.
     Sealing,
 }
 
-/// How the kernel reads and writes an open file.
+/// Way in which the Linux kernel reads and writes an open file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CachingMode {
-    /// The kernel uses the object's file by itself.
+    /// The Linux kernel reads and writes the object's file directly.
     Direct,
-    /// The kernel uses this process, and keeps pages.
+    /// The Linux kernel reads and writes through this process, and caches pages.
     Cached,
-    /// The kernel uses this process for each access: other mounts may write the file, too. The length that the kernel knows can be outdated
-    /// for a moment after it was invalidated, and the kernel reads no cached page beyond that length.
+    /// The Linux kernel uses this process for each access because other mounts may write the file, too. The length that the kernel knows
+    /// can be outdated for a moment after it was invalidated, and the kernel reads no cached page beyond that length.
     Uncached,
 }
 
-/// Object that an alias is used for, the same for all handles of the alias.
+/// Object that the Linux kernel reads under an alias; it is the same for all handles of the alias.
 #[derive(Debug)]
 pub(crate) struct AliasObject {
     pub(crate) object: Arc<OpenObject>,
     pub(crate) opens: u32,
-    /// Way of access, the same for all handles of the object.
+    /// Caching mode, the same for all handles of the object.
     pub(crate) way: CachingMode,
-    /// Attributes at the last open. They describe this version if it is no longer the file's current one.
+    /// Attributes of the file at the last open. The attributes describe this version if it is no longer the file's current version.
     pub(crate) seen: Attr,
 }
 
@@ -208,19 +210,19 @@ impl AliasObject {
         self.way == CachingMode::Direct
     }
 
-    /// Whether the alias has to use another object, and can.
+    /// Whether the alias has to change to another object, and can do so.
     pub(crate) fn is_old(&self, newest: u64) -> bool {
         !self.is_direct() && self.object.id != newest
     }
 }
 
 impl InodeState {
-    /// Whether the attributes are known and valid.
+    /// Whether the inode's attributes are known and valid.
     pub(crate) fn is_fresh(&self) -> bool {
         self.deleted || self.fresh.is_some_and(|until| Instant::now() < until)
     }
 
-    /// Returns the attributes that users see now, with size and mtime of the version being written, and the number of 512-byte blocks.
+    /// Returns the attributes that users see now, with the size and mtime of the version being written, and the number of 512-byte blocks.
     pub(crate) fn shown(&self) -> (Attr, u64) {
         let mut attr = self.attr;
         let mut blocks = attr.size.div_ceil(512);
@@ -239,35 +241,35 @@ impl InodeState {
         (attr, blocks)
     }
 
-    /// Whether a version was closed here and is not sealed yet.
+    /// Whether a version of the file was closed on this mount and is not sealed yet.
     pub(crate) fn is_sealing(&self) -> bool {
         let phase = self.writing.as_ref().map(|writing| writing.phase);
         phase == Some(VersionPhase::Sealing)
     }
 
-    /// Whether a version is being written or sealed here.
+    /// Whether a version of the file is being written or sealed on this mount.
     pub(crate) fn is_writing(&self) -> bool {
         self.writing.is_some()
     }
 
-    /// Whether another mount or a client is writing a version, as far as this mount knows.
+    /// Whether another mount or a client is writing a version of the file, as far as this mount knows.
     pub(crate) fn is_written_elsewhere(&self) -> bool {
         self.attr.writing && self.writing.is_none()
     }
 
-    /// Returns the open object with this id.
+    /// Returns the open object with this id; `None` if the object is not open.
     pub(crate) fn open_object(&mut self, id: u64) -> Option<Arc<OpenObject>> {
         self.objects.retain(|weak| weak.strong_count() > 0);
         let mut live = self.objects.iter().filter_map(Weak::upgrade);
         live.find(|object| object.id == id)
     }
 
-    /// Whether new opens get this object: the version being written here, else the sealed one.
+    /// Whether new opens get this object, which is the version being written on this mount, else the sealed version.
     pub(crate) fn is_current(&self, object: u64) -> bool {
         self.newest() == object
     }
 
-    /// Returns the object being written here, if other mounts write the version, too, and it is not being sealed.
+    /// Returns the object being written on this mount, if other mounts write the same version and the version is not being sealed.
     pub(crate) fn open_multi_writer(&self) -> Option<Arc<OpenObject>> {
         let open = self
             .writing
@@ -279,7 +281,7 @@ impl InodeState {
             .cloned()
     }
 
-    /// Returns the id of the object that new opens get.
+    /// Returns the id of the object that new opens of the file get.
     pub(crate) fn newest(&self) -> u64 {
         let sealed = match self.attr.multi_writer {
             0 => self.attr.object,
@@ -288,7 +290,7 @@ impl InodeState {
         self.written().map_or(sealed, |written| written.id)
     }
 
-    /// Notes that other mounts published writes to a version that is open here.
+    /// Records that other mounts published writes to a version that is open on this mount.
     fn mark_stale(&self) {
         let kept = self.objects.iter().filter_map(Weak::upgrade);
         let bound = self.bound.values().map(|bound| bound.object.clone());
@@ -299,7 +301,8 @@ impl InodeState {
         }
     }
 
-    /// Replaces the object being written here by one that other mounts write, too. Its content is the same, also for its openers.
+    /// Replaces the object being written on this mount by an object that other mounts write, too. Both objects have the same content, also
+    /// for the open handles.
     pub(crate) fn share(&mut self, object: &Arc<OpenObject>) {
         if let Some(writing) = self.writing.as_mut() {
             writing.object = Some(object.clone());
@@ -316,20 +319,21 @@ impl InodeState {
         self.objects.push(Arc::downgrade(object));
     }
 
-    /// Returns the object that is being written or sealed here.
+    /// Returns the object that is being written or sealed on this mount.
     pub(crate) fn written(&self) -> Option<&Arc<OpenObject>> {
         let writing = self.writing.as_ref().filter(|w| !w.abandoned);
         writing.and_then(|w| w.object.as_ref())
     }
 
-    /// Returns the object that is open under the current alias, and whether the kernel reads and writes it by itself.
+    /// Returns the object that is open under the current alias, and whether the Linux kernel reads and writes it directly.
     pub(crate) fn bound_now(&self) -> Option<(Arc<OpenObject>, bool)> {
         let bound = self.bound.get(&self.alias)?;
         Some((bound.object.clone(), bound.is_direct()))
     }
 
-    /// Uses the current alias for an object, with this way of access if the other users of the object allow it. If the alias is in use for
-    /// another object, the next alias becomes the current one and the error is `ESTALE`: the kernel then repeats look-up and open.
+    /// Binds the current alias to an object, with this caching mode if the other users of the object allow the mode. If the alias is in use
+    /// for another object, the next alias becomes the current alias and the error is `ESTALE`: the Linux kernel then repeats look-up and
+    /// open.
     pub(crate) fn bind(
         &mut self,
         key: InodeKey,
@@ -359,7 +363,7 @@ impl InodeState {
         Ok(())
     }
 
-    /// Uses the current alias, which is free, for an object.
+    /// Binds the current alias, which is unused, to an object.
     pub(crate) fn bind_new(&mut self, object: Arc<OpenObject>, way: CachingMode) {
         let bound = AliasObject {
             object,
@@ -371,7 +375,7 @@ impl InodeState {
         self.opens += 1;
     }
 
-    /// Moves an alias to another object, unless the kernel reads and writes the file by itself. Returns whether the object changed.
+    /// Binds an alias to another object, unless the Linux kernel reads and writes the file directly. Returns whether the object changed.
     pub(crate) fn rebind(&mut self, alias: u16, object: &Arc<OpenObject>) -> bool {
         let attr = self.attr;
         let bound = self.bound.get_mut(&alias);
@@ -383,7 +387,7 @@ impl InodeState {
         true
     }
 
-    /// Returns the aliases by which programs use the object being written here, if there are several: the kernel has pages for each alias.
+    /// Returns the aliases under which programs use the object being written here, if there are several: each alias has cached pages.
     pub(crate) fn aliases(&self) -> Vec<u16> {
         let Some(written) = self.written().filter(|_| self.bound.len() > 1) else {
             return Vec::new();
@@ -398,7 +402,7 @@ impl InodeState {
         }
     }
 
-    /// Makes later opens use another kernel inode than the files that are open now.
+    /// Makes later opens of the file use another kernel inode than the handles that are open now.
     pub(crate) fn next_alias(&mut self) {
         let mut next = self.alias;
         loop {
@@ -410,7 +414,7 @@ impl InodeState {
         self.alias = next;
     }
 
-    /// Notes that one handle of the alias was closed.
+    /// Records that one handle of the alias was closed.
     pub(crate) fn unbind(&mut self, alias: u16) {
         self.opens = self.opens.saturating_sub(1);
         if let Some(bound) = self.bound.get_mut(&alias) {
@@ -422,23 +426,23 @@ impl InodeState {
     }
 }
 
-/// All inodes and names that this mount knows.
+/// Table of all inodes and names that this mount knows.
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
     inner: Mutex<TableState>,
     clock: AtomicU64,
     foreign: Foreign,
-    /// Held, shared, while the kernel receives something that it caches. Held exclusively while a change by another client is noted. So an
-    /// invalidation reaches the kernel only after the value that it invalidates.
+    /// Lock that is held shared while the Linux kernel receives a value that it caches, and exclusively while a change by another client is
+    /// recorded. So an invalidation reaches the kernel only after the value that it invalidates.
     pub(crate) gate: RwLock<()>,
 }
 
-/// Times of the last changes of inodes by other clients, by the low bits of the inode, whether or not the inode is known here. Also the
-/// times of the last changes from here for inodes that were dropped from the table.
+/// Times of the last changes of inodes by other clients, indexed by the low bits of the inode, whether or not the table has the inode. Also
+/// the times of the last changes from this mount for inodes that were dropped from the table.
 #[derive(Debug)]
 struct Foreign {
     slots: [AtomicU64; FOREIGN_SLOTS],
-    /// Time since which this mount receives others' changes.
+    /// Time since which this mount receives notifications of other clients' changes.
     heard: AtomicU64,
 }
 
@@ -470,18 +474,18 @@ impl TableState {
     }
 }
 
-/// Change of names that this mount asked for. If it is dropped before it is settled, the state of the names is unknown.
+/// Change of names that this mount requested. If it is dropped before [`Self::settle`], the state of the names is unknown.
 #[derive(Debug)]
 pub(crate) struct NameChange<'a> {
     table: &'a InodeTable,
-    /// Time at which the change began.
+    /// Time at which the change was requested.
     pub(crate) asked: u64,
     names: Vec<(u64, Vec<u8>)>,
 }
 
 impl NameChange<'_> {
-    /// Ends the change: the names now have these values. Returns the time of the entry; `None` if a concurrent change makes them
-    /// unreliable.
+    /// Ends the change: the names now have the values `truths`. Returns the time of the entry; `None` if a concurrent change makes the
+    /// values unreliable.
     pub(crate) fn settle(mut self, truths: &[CachedName]) -> Option<u64> {
         self.end(truths)
     }
@@ -507,17 +511,17 @@ impl Drop for NameChange<'_> {
 }
 
 impl InodeTable {
-    /// Returns the current time for [`InodeState::stamp`].
+    /// Returns the current time of the table's clock, for [`InodeState::stamp`].
     pub(crate) fn now(&self) -> u64 {
         self.clock.load(Ordering::Acquire)
     }
 
-    /// Returns a time later than all times read before.
+    /// Advances the table's clock. Returns a time later than all times read before.
     pub(crate) fn tick(&self) -> u64 {
         self.clock.fetch_add(1, Ordering::AcqRel) + 1
     }
 
-    /// Notes that another client changed an inode: answers to earlier questions are not used any more.
+    /// Records that another client changed an inode, so that answers to earlier requests are not used any more.
     pub(crate) fn foreign_change(&self, ino: u64) {
         let slot = self.foreign.of(ino);
         // Set before the change, for answers that create the inode concurrently, and after it, for answers that have read the slot already.
@@ -532,7 +536,7 @@ impl InodeTable {
         slot.store(self.tick(), Ordering::Release);
     }
 
-    /// Notes that another client changed an entry of a directory.
+    /// Records that another client changed an entry of a directory.
     pub(crate) fn foreign_entry(&self, parent: u64, name: &[u8]) {
         let mut inner = self.inner.lock();
         inner.entries.foreign(parent, name, self.tick());
@@ -544,7 +548,7 @@ impl InodeTable {
             || self.foreign.heard.load(Ordering::Acquire) > asked
     }
 
-    /// Whether an entry may have changed since `asked`, from here or from elsewhere.
+    /// Whether an entry may have changed since `asked`, by this mount or by another client.
     pub(crate) fn entry_changed_since(&self, entry: ChangeSlot, asked: u64) -> bool {
         self.inner.lock().entries.changed_since(entry, asked)
     }
@@ -557,7 +561,7 @@ impl InodeTable {
         self.inner.lock().vnode(ino).clone()
     }
 
-    /// Returns the inode and counts a reference that the kernel is going to hold.
+    /// Returns the inode and counts a reference that the Linux kernel is going to hold.
     pub(crate) fn hold(&self, ino: u64) -> Arc<CachedInode> {
         let mut inner = self.inner.lock();
         let vnode = inner.vnode(ino).clone();
@@ -565,7 +569,7 @@ impl InodeTable {
         vnode
     }
 
-    /// Drops `lookups` references of the kernel. The inode is dropped from the table with the last one.
+    /// Drops `lookups` references of the Linux kernel to the inode. The table drops the inode with its last reference.
     pub(crate) fn let_go(&self, ino: u64, lookups: u64) {
         let Some(vnode) = self.get(ino) else { return };
         let less = |held: u64| Some(held.saturating_sub(lookups));
@@ -577,7 +581,7 @@ impl InodeTable {
         }
     }
 
-    /// Begins a change of names from here.
+    /// Begins a change of names that this mount requests.
     pub(crate) fn begin(&self, names: &[(u64, &[u8])]) -> NameChange<'_> {
         let owned = |&(parent, name): &(u64, &[u8])| (parent, name.to_vec());
         NameChange {
@@ -587,13 +591,13 @@ impl InodeTable {
         }
     }
 
-    /// Returns the cached value of an entry, and the latest time at which it became known.
+    /// Returns the cached value of a directory entry, and the latest time at which the value became known.
     pub(crate) fn known(&self, parent: u64, name: &[u8]) -> (CachedName, u64) {
         let inner = self.inner.lock();
         (inner.entries.known(parent, name), self.now())
     }
 
-    /// Returns the cached value of an entry. If the entry exists, counts a reference of the kernel to its inode.
+    /// Returns the cached value of a directory entry. If the entry exists, counts a reference of the Linux kernel to its inode.
     pub(crate) fn hold_entry(
         &self,
         parent: u64,
@@ -611,18 +615,19 @@ impl InodeTable {
         (known, vnode, self.now())
     }
 
-    /// Notes the result of a look-up. Returns whether the result can be cached.
+    /// Records the result of a look-up. Returns whether the Linux kernel may cache the result.
     pub(crate) fn learned(&self, parent: u64, name: &[u8], ino: u64, asked: u64) -> bool {
         let mut inner = self.inner.lock();
         inner.entries.learned(parent, name, ino, asked)
     }
 
-    /// Notes that a looked-up entry does not exist. Returns the number of such answers since the directory was listed.
+    /// Records that a looked-up entry does not exist. Returns the number of missing entries that were looked up since the directory was
+    /// listed.
     pub(crate) fn absent(&self, parent: u64, name: &[u8], asked: u64) -> u32 {
         self.inner.lock().entries.absent(parent, name, asked)
     }
 
-    /// Notes a complete listing of a directory.
+    /// Records a complete listing of a directory.
     pub(crate) fn listed<'a>(
         &self,
         directory: u64,
@@ -632,12 +637,12 @@ impl InodeTable {
         self.inner.lock().entries.listed(directory, entries, asked);
     }
 
-    /// Notes that a directory was created from here: it has no entries.
+    /// Records that this mount created a directory, which therefore has no entries.
     pub(crate) fn made(&self, directory: u64, asked: u64) {
         self.inner.lock().entries.made(directory, asked);
     }
 
-    /// Drops the inode from the table if nothing holds it, and then the directories above it that were kept for it.
+    /// Drops the inode from the table if nothing refers to it, and then the unused directories above it.
     pub(crate) fn drop_unused(&self, ino: u64) {
         let mut inner = self.inner.lock();
         let mut next = Some(ino);
@@ -646,7 +651,7 @@ impl InodeTable {
         }
     }
 
-    /// Drops an inode if nothing holds it. Returns the directory that contained it.
+    /// Drops an inode from the table if nothing refers to it. Returns the directory that contained the inode.
     fn drop_one(&self, inner: &mut TableState, ino: u64) -> Option<u64> {
         let vnode = inner.vnodes.get(&ino)?;
         let state = vnode.state.lock();
@@ -670,8 +675,8 @@ impl InodeTable {
         parent
     }
 
-    /// Invalidates all answers to questions from before `heard`, the time since which this mount receives others' changes; [`u64::MAX`] if
-    /// it receives none. Returns all inodes and entries that the kernel may have cached.
+    /// Invalidates all answers to requests from before `heard`, the time since which this mount receives notifications of other clients'
+    /// changes ([`u64::MAX`] if it receives none). Returns all inodes and entries that the Linux kernel may have cached.
     pub(crate) fn doubt(&self, heard: u64) -> (Vec<u64>, Vec<(u64, Vec<u8>)>) {
         self.foreign.heard.store(heard, Ordering::Release);
         let mut inner = self.inner.lock();
@@ -685,12 +690,11 @@ impl InodeTable {
         (inodes, inner.entries.doubt(heard))
     }
 
-    /// Returns all inodes.
     pub(crate) fn all(&self) -> Vec<Arc<CachedInode>> {
         self.inner.lock().vnodes.values().cloned().collect()
     }
 
-    /// Returns the path of an inode, if all names up to the root are known here.
+    /// Returns the path of an inode, if the table has all names up to the root.
     pub(crate) fn path(&self, ino: u64) -> Option<Vec<u8>> {
         let inner = self.inner.lock();
         let mut parts: Vec<&[u8]> = Vec::new();
@@ -711,7 +715,7 @@ impl InodeTable {
         Some(if path.is_empty() { b"/".to_vec() } else { path })
     }
 
-    /// Whether an inode may be below a directory, as far as its names are known.
+    /// Whether an inode may be below a directory, as far as the table has its names.
     pub(crate) fn may_be_below(&self, ino: u64, directory: u64) -> bool {
         let inner = self.inner.lock();
         let mut at = ino;
@@ -730,7 +734,7 @@ impl InodeTable {
         true
     }
 
-    /// Returns one of the names of an inode, if one is known.
+    /// Returns one of the names of an inode, if the table has a name.
     pub(crate) fn name_of(&self, ino: u64) -> Option<(u64, Vec<u8>)> {
         self.inner.lock().entries.name_of(ino).cloned()
     }
@@ -757,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn key_packs_inode_and_alias() {
+    fn inode_key_packs_and_unpacks_inode_and_alias() {
         for key in [
             InodeKey { ino: 1, alias: 0 },
             InodeKey {
@@ -777,7 +781,7 @@ mod tests {
     }
 
     #[test]
-    fn other_version_of_open_file_gets_new_alias() {
+    fn inode_table_gives_other_version_of_open_file_new_alias() {
         let mut state = InodeState::default();
         let key = |alias| InodeKey { ino: 7, alias };
         state.bind(key(0), &object(1), CachingMode::Cached).unwrap();
@@ -806,7 +810,7 @@ mod tests {
     }
 
     #[test]
-    fn forgotten_inode_is_not_revived_by_older_answer() {
+    fn inode_table_ignores_answer_older_than_forgotten_inode() {
         let table = InodeTable::default();
         let asked = table.now();
         table.hold(5);
@@ -827,7 +831,7 @@ mod tests {
 
     /// The Linux kernel forgets a closed file and the directories above it before the file is sealed.
     #[test]
-    fn file_keeps_its_path_while_sealed() {
+    fn inode_table_keeps_path_of_file_during_seal() {
         let table = InodeTable::default();
         let asked = table.now();
         for ino in [5, 6, 7, 8] {
@@ -850,7 +854,7 @@ mod tests {
     }
 
     #[test]
-    fn unsettled_change_leaves_its_names_unsure() {
+    fn dropped_name_change_leaves_cached_names_unsure() {
         let table = InodeTable::default();
         table.made(1, table.now());
         let change = table.begin(&[(1, b"a"), (1, b"b")]);

@@ -1,10 +1,10 @@
-//! The file of a version that programs here have open becomes the file of the next version, which is written here. It renames object files
-//! in a node's directory on this host.
+//! Takeover of a file: the file of a version that programs on this mount have open becomes the file of the next version, which this mount
+//! writes. The module renames object files in a node's directory on this host.
 //!
-//! The kernel reads and writes files in place, and lets an inode have one file only. For readers and writers to share the inode, the writer
-//! must get the file that the readers have. So the new version's file is made a copy of the old one, and the two exchange their names: the
-//! old version continues in the copy, which no program has open, and the new version in the file that is open here. Both have the same
-//! bytes at that moment. So the time of a look does not matter, nor whether this process ends in between.
+//! The Linux kernel reads and writes files directly, and lets an inode have one file only. For readers and writers to share the inode, the
+//! writer must get the file that the readers have. So the new version's file is made a copy of the old file, and the two files exchange
+//! their names: the old version continues in the copy, which no program has open, and the new version in the file that is open on this
+//! mount. Both files have the same bytes at that moment, so readers see no difference, even if this process ends in between.
 
 use super::file_users::held_by_others;
 use super::object::{ObjectData, OpenObject};
@@ -24,7 +24,7 @@ use tidemill_client::object_file;
 pub(super) const UNSEALED_MODE: u32 = 0o600;
 
 impl Fs {
-    /// Whether programs here that have the file open in place can continue with the next version.
+    /// Whether programs on this mount that have the file open directly can continue with the next version.
     pub(super) fn readers_can_follow(&self, vnode: &CachedInode) -> bool {
         let reader = vnode.state.lock().bound_now();
         match reader {
@@ -35,11 +35,11 @@ impl Fs {
         }
     }
 
-    /// Moves the new version `to`, whose file holds the first `kept` bytes of the version `from`, into the file of `from`. `None`: that is
-    /// impossible, and `to` is unchanged.
+    /// Moves the new version `to`, whose file holds the first `kept` bytes of the version `from`, into the file of `from`. Returns `None`
+    /// if that is impossible; `to` is then unchanged.
     ///
     /// # Errors
-    /// Another process turned out too late to read the file: the caller has to abandon `to`.
+    /// Another process was found too late to read the file: the caller has to abandon `to`.
     pub(super) fn take_over(
         &self,
         to: &OpenObject,
@@ -89,7 +89,7 @@ impl Fs {
     }
 }
 
-/// Whether the file has one name, and of all programs of this cluster only this mount has it open.
+/// Whether the file has one name, and this mount is the only program of this cluster that has it open.
 fn is_ours(file: &File, object: &OpenObject) -> bool {
     let openings: Vec<_> = std::iter::once(file)
         .chain(object.opened_first.as_deref())
@@ -97,7 +97,7 @@ fn is_ours(file: &File, object: &OpenObject) -> bool {
     file.metadata().is_ok_and(|stat| stat.nlink() == 1) && object_file::alone(&openings)
 }
 
-/// Returns the file of `object`, which is at `path` now, opened for writing, and the opening before, if that is another one.
+/// Returns the file of `object`, which is at `path` now, opened for writing, and the previous descriptor, if it is another one.
 fn writable(
     read: &Arc<File>,
     object: &OpenObject,
@@ -115,7 +115,7 @@ fn writable(
     Ok((Arc::new(file), Some(read.clone())))
 }
 
-/// Gives a copy owner, mode and time of the original.
+/// Gives a copy the owner, mode and time of the original.
 fn look_like(copy: &File, original: &File) -> Result<(), Error> {
     let stat = original.metadata()?;
     fchown(copy, Some(stat.uid()), Some(stat.gid()))?;

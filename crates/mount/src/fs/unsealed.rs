@@ -1,4 +1,5 @@
-//! List of the versions that were closed here and are not sealed yet, with their age and the last error. It only changes memory.
+//! List of the versions that were closed on this mount and are not sealed yet, with their age and the last error. The list only changes
+//! memory.
 
 use super::deadline;
 use parking_lot::{Condvar, Mutex};
@@ -11,28 +12,27 @@ use tidemill_client::Error as ClientError;
 /// Maximum number of remembered versions that are incomplete in the cluster.
 const LOST_MAX: usize = 1024;
 
-/// Outcome of a version that was closed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum CloseOutcome {
     Unsealed,
-    /// The version is sealed, or not needed any more.
+    /// The version is sealed, or is not needed any more.
     Done,
-    /// The version will never have all written bytes. The reason is given.
+    /// The version will never have all written bytes, for this reason.
     Lost(String),
 }
 
-/// Closed versions without a seal; see the module.
+/// Closed versions that are not sealed.
 #[derive(Debug, Default)]
 pub(crate) struct UnsealedVersions {
     versions: Mutex<Versions>,
-    /// Signalled when a version is done.
+    /// Condition variable that is signalled when a version is sealed or dropped.
     fewer: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Versions {
     by_object: BTreeMap<u64, WaitingSeal>,
-    /// Versions that are incomplete in the cluster, with the reason, until a caller has asked for them.
+    /// Versions that are incomplete in the cluster, with the reason, until a caller has asked for the reason.
     lost: BTreeMap<u64, String>,
     /// Error of the last attempt to seal a version.
     why: String,
@@ -42,7 +42,7 @@ struct Versions {
 struct WaitingSeal {
     ino: u64,
     since: Instant,
-    /// Errno for an operation that waited in vain; `None`: no attempt has failed yet.
+    /// Errno for an operation that waited in vain for the seal; `None` if no attempt has failed yet.
     errno: Option<Errno>,
 }
 
@@ -50,9 +50,9 @@ struct WaitingSeal {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct UnsealedSummary {
     pub(crate) versions: usize,
-    /// Age of the oldest version.
+    /// Age of the oldest unsealed version.
     pub(crate) oldest: Duration,
-    /// Error of the last attempt; empty if none failed.
+    /// Error of the last attempt to seal a version; empty if no attempt failed.
     pub(crate) why: String,
 }
 
@@ -67,7 +67,7 @@ impl UnsealedVersions {
         self.versions.lock().by_object.insert(object, waiting);
     }
 
-    /// Notes a failed attempt. Returns whether it was the first since all versions were sealed.
+    /// Records a failed attempt to seal a version. Returns whether it was the first failure since all versions were sealed.
     pub(crate) fn failed(&self, object: u64, why: &ClientError) -> bool {
         let mut versions = self.versions.lock();
         let Some(waiting) = versions.by_object.get_mut(&object) else {
@@ -77,7 +77,7 @@ impl UnsealedVersions {
         std::mem::replace(&mut versions.why, why.to_string()).is_empty()
     }
 
-    /// Notes that a version is sealed, or never will be.
+    /// Records that a version is sealed, or will never be sealed.
     pub(crate) fn done(&self, object: u64) {
         let mut versions = self.versions.lock();
         versions.by_object.remove(&object);
@@ -87,7 +87,7 @@ impl UnsealedVersions {
         self.fewer.notify_all();
     }
 
-    /// Notes that a version will be incomplete in the cluster.
+    /// Records that a version will be incomplete in the cluster.
     pub(crate) fn lost(&self, object: u64, why: &str) {
         let lost = &mut self.versions.lock().lost;
         lost.insert(object, why.to_owned());
@@ -96,7 +96,7 @@ impl UnsealedVersions {
         }
     }
 
-    /// Returns the outcome of a version. A loss is returned once.
+    /// Returns the outcome of a version. A second call for a lost version returns [`CloseOutcome::Done`].
     pub(crate) fn fate(&self, object: u64) -> CloseOutcome {
         let mut versions = self.versions.lock();
         if versions.by_object.contains_key(&object) {
@@ -108,7 +108,7 @@ impl UnsealedVersions {
             .map_or(CloseOutcome::Done, CloseOutcome::Lost)
     }
 
-    /// Waits until fewer than `most` versions are unsealed. Returns whether that is the case.
+    /// Waits until fewer than `most` versions are unsealed, or until the time `until`. Returns whether fewer are unsealed.
     pub(crate) fn wait_below(&self, most: usize, until: Instant) -> bool {
         let mut versions = self.versions.lock();
         while versions.by_object.len() >= most {
@@ -129,7 +129,7 @@ impl UnsealedVersions {
         }
     }
 
-    /// Waits until all versions are sealed. If `timeout` passes first, returns the rest.
+    /// Waits until all versions are sealed. If `timeout` passes first, returns a summary of the unsealed versions.
     pub(crate) fn wait(&self, timeout: Duration) -> Result<(), UnsealedSummary> {
         let end = Instant::now() + timeout;
         let mut versions = self.versions.lock();
@@ -142,7 +142,7 @@ impl UnsealedVersions {
         Ok(())
     }
 
-    /// Returns the reason why a version of this inode is not sealed: the file is busy, unless there is a better reason.
+    /// Returns the errno that explains why a version of this inode is not sealed; `ETXTBSY` if no attempt has failed.
     pub(crate) fn errno(&self, ino: u64) -> Errno {
         let versions = self.versions.lock();
         let mut own = versions.by_object.values().filter(|w| w.ino == ino);
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unsealed_version_is_reported_until_done() {
+    fn unsealed_version_is_reported_until_sealed() {
         let unsealed = UnsealedVersions::default();
         assert_eq!(unsealed.standing(), UnsealedSummary::default());
         unsealed.enter(7, 70);
@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_below_blocks_until_version_is_done() {
+    fn wait_below_blocks_until_version_is_sealed() {
         let unsealed = UnsealedVersions::default();
         unsealed.enter(1, 10);
         assert!(unsealed.wait_below(2, deadline::now()));

@@ -1,5 +1,5 @@
-//! Begins and ends versions of files, and opens the objects that hold them. It asks the server through `backend` and writes object files on
-//! this host. Closed versions are sent to the sealer (next: `mount/src/fs/seal.rs`).
+//! Begins and ends versions of files, and opens the objects that hold them. The module asks the server through `backend` and writes object
+//! files on this host. The module sends closed versions to the sealer (next: `mount/src/fs/seal.rs`).
 
 use super::backend::attr_of;
 use super::deadline;
@@ -24,15 +24,16 @@ use tidemill_client::{Error as ClientError, object_file};
 use tidemill_core::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Longest time for which an open for writing waits for another writer's seal.
+/// Maximum time for which an open for writing waits for another writer's seal.
 pub(super) const WRITER_PATIENCE: Duration = Duration::from_secs(5);
-/// Pause before the server is asked again for a busy file.
+/// Pause before the mount asks the server again for a busy file.
 const WRITER_PAUSE: Duration = Duration::from_millis(20);
-/// Longest silence of a node that is chosen for a new file. After that time the server is asked for another node.
+/// Maximum silence of a node that is chosen for a new file. After that time the mount asks the server for another node.
 const PASS_OVER: Duration = Duration::from_secs(3);
-/// The same limit for a node that was chosen a second time: the server is about to notice the failure.
+/// Maximum silence of a node that was chosen a second time: the server is about to notice the failure.
 const PASS_AGAIN: Duration = Duration::from_secs(1);
-/// Maximum number of openers that wait for busy files at once; others are refused. Each takes a thread, and other operations need some.
+/// Maximum number of openers that wait for busy files at once; others are refused. Each opener takes a thread, and other operations need
+/// threads.
 const BUSY_WAITERS_MAX: usize = 32;
 /// Bytes copied at once from a version that is not on this host.
 const COPY_BYTES: usize = 4 << 20;
@@ -40,18 +41,18 @@ const COPY_BYTES: usize = 4 << 20;
 /// Version that was begun and has no writer yet.
 pub(super) struct BegunVersion {
     pub(super) object: Arc<OpenObject>,
-    /// The mtime that the object was given. `None` if a later comparison could not show whether the object was written to.
+    /// The mtime that the object got, in nanoseconds; `None` if a later comparison could not show whether the object was written to.
     untouched: Option<i64>,
-    /// Object of the version before, or of the version that other mounts write, too.
+    /// Object of the previous version, or of the version that other mounts write, too.
     base: u64,
-    /// Object of the version before that programs here have open, if its file now belongs to the new version.
+    /// Object of the previous version that programs on this mount have open, if its file now belongs to the new version.
     taken: Option<Arc<OpenObject>>,
-    /// Whether other mounts exist.
+    /// Whether the cluster has other mounts.
     others: bool,
 }
 
 impl Fs {
-    /// Returns the object that a reader of the file gets now: the version being written here, or the sealed version.
+    /// Returns the object that a reader of the file gets now: the version being written on this mount, or the sealed version.
     pub(super) fn reading_object(
         &self,
         caller: Caller,
@@ -90,7 +91,7 @@ impl Fs {
         }
     }
 
-    /// Returns a sealed object of the file. An object that is open already is reused.
+    /// Returns the open sealed object of the file, or opens the object.
     fn sealed_object(
         &self,
         caller: Caller,
@@ -121,7 +122,7 @@ impl Fs {
         Ok(object)
     }
 
-    /// Asks the server which object holds the content that was closed last, for a file that another client writes.
+    /// Asks the server for the object with the last closed content of a file that another client writes.
     fn ask_what_was_closed(&self, caller: Caller, vnode: &CachedInode) -> Result<(), Error> {
         let asked = self.table.now();
         let op = Op::GetAttr(v1::GetAttr {
@@ -162,7 +163,7 @@ impl Fs {
         self.open_asked(caller, (ino, id), avoid, pace)
     }
 
-    /// Opens an object at the node that the server names for reading.
+    /// Opens an object for reading at the node that the server names.
     fn open_asked(
         &self,
         caller: Caller,
@@ -240,7 +241,7 @@ impl Fs {
         NodeObject::new(self.backend.clone(), opened.node, right, opened.size)
     }
 
-    /// Creates the empty object that a version is written to.
+    /// Creates the empty object for a version that is about to be written.
     pub(super) fn writable(
         &self,
         caller: Caller,
@@ -249,7 +250,7 @@ impl Fs {
         self.writable_from(caller, opened, None)
     }
 
-    /// Creates the part of a version that is written here while other mounts write the same version.
+    /// Creates the part that this mount writes of a version that other mounts write, too.
     fn writable_multi_writer(
         &self,
         caller: Caller,
@@ -264,8 +265,8 @@ impl Fs {
         Ok(OpenObject::new(opened.object, node, data, right))
     }
 
-    /// Creates the object that a version is written to. The object begins with the given number of bytes of the version before, and exists
-    /// only once it has them all. So if this mount ends too early, no new version exists, instead of half a version.
+    /// Creates the object for a version that is about to be written. The object begins with the given number of bytes of the previous
+    /// version, and exists only after it has all of these bytes. So if this mount ends too early, no incomplete version exists.
     fn writable_from(
         &self,
         caller: Caller,
@@ -312,7 +313,7 @@ impl Fs {
         Ok(object)
     }
 
-    /// Prepares an object on another host for a new version: empty, or with the content of the version before.
+    /// Prepares an object on another host for a new version: empty, or with the content of the previous version.
     fn begin_remote(
         &self,
         caller: Caller,
@@ -385,8 +386,8 @@ impl Fs {
         Ok((vnode, found))
     }
 
-    /// Begins a version by an operation with new ids. If the chosen node does not answer, the operation is repeated with new ids: the
-    /// server then chooses another node, unless the directory asks for that node. No byte has been written at that point.
+    /// Begins a version by an operation with new ids. If the chosen node does not answer, the function repeats the operation with new ids:
+    /// the server then chooses another node, unless the directory's settings name the node. No byte has been written before.
     fn begin_somewhere<T>(
         &self,
         caller: Caller,
@@ -422,7 +423,7 @@ impl Fs {
         }
     }
 
-    /// Abandons a version that was begun.
+    /// Abandons a version that was begun and has no bytes.
     fn drop_version(&self, caller: Caller, ino: u64, object: u64) {
         let new = v1::NewVersion {
             ino,
@@ -432,8 +433,8 @@ impl Fs {
         self.backend.undo(caller, &Op::NewVersion(new));
     }
 
-    /// Opens a file for writing: joins the version being written here or begins a version. If another mount writes the file and shares its
-    /// locks, the version begins with the first write. Returns whether the file has to be truncated at that time.
+    /// Opens a file for writing: joins the version being written on this mount or begins a version. If another mount writes the file and
+    /// shares its locks, the version begins with the first write. Returns whether the first write has to truncate the file.
     pub(super) fn bind_writer(
         &self,
         caller: Caller,
@@ -499,8 +500,8 @@ impl Fs {
         Ok(false)
     }
 
-    /// Joins the version that is being written here. Returns whether such a version exists. If none exists, the caller has to begin a
-    /// version, and the state says so.
+    /// Joins the version that is being written on this mount. Returns whether such a version exists. If none exists, the inode's state is
+    /// set to a starting version, which the caller has to begin.
     fn join(
         &self,
         state: &mut parking_lot::MutexGuard<'_, InodeState>,
@@ -556,7 +557,7 @@ impl Fs {
         }
     }
 
-    /// Undoes the join of a handle.
+    /// Undoes the join of a handle to a version.
     fn not_joined(&self, vnode: &CachedInode, state: &mut InodeState, alias: u16) {
         state.unbind(alias);
         let Some(writing) = state.writing.as_mut() else {
@@ -568,7 +569,7 @@ impl Fs {
         }
     }
 
-    /// Waits until a file that another client writes can be written here, or until `until`.
+    /// Waits until this mount may write a file that another client writes, or until the time `until`.
     fn wait_busy(
         &self,
         vnode: &CachedInode,
@@ -584,9 +585,9 @@ impl Fs {
         Ok(())
     }
 
-    /// Begins a version with up to `keep` bytes of the version before. If these bytes `follow`, programs that have the version before open
-    /// here continue with the new version, as [`InodeState::begin`] notes. The call waits for another writer until the first of the two times,
-    /// and until the second time if the writer shares the file's locks.
+    /// Begins a version with up to `keep` bytes of the previous version. If the bytes `follow`, programs that have the previous version
+    /// open on this mount continue with the new version, as [`InodeState::begin`] records. The call waits for another writer until the
+    /// first of the two times, and until the second time if the other writer shares the file's locks.
     pub(super) fn begin(
         &self,
         caller: Caller,
@@ -673,7 +674,7 @@ impl Fs {
     }
 
     /// Asks the server for the right to write a version, and waits for another writer that may be about to finish. Other openers of the
-    /// same file wait for the outcome.
+    /// same file wait for the outcome of this call.
     fn ask_version(
         &self,
         caller: Caller,
@@ -747,7 +748,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Sets the size of the version being written. If there is none, sets the size of a new version that is sealed at once.
+    /// Sets the size of the version being written, or, without such a version, of a new version that is sealed at once.
     pub(super) fn set_size(
         &self,
         caller: Caller,
@@ -826,7 +827,6 @@ impl Fs {
         outcome
     }
 
-    /// Notes that a handle was closed.
     pub(super) fn close_handle(
         &self,
         caller: Caller,
@@ -840,7 +840,7 @@ impl Fs {
         self.left(caller, vnode, &mut state, write);
     }
 
-    /// Notes that one handle less has the file open. `write` says whether that handle could write.
+    /// Records that a handle no longer has the file open. `write` is whether the handle could write.
     pub(super) fn left(
         &self,
         caller: Caller,
@@ -872,8 +872,8 @@ impl Fs {
         }
     }
 
-    /// Reports to the server, once the version is sealed, that programs read it here. Its node then keeps the version until they close
-    /// it, whatever version follows.
+    /// Reports to the server, after the seal of a version, that programs on this mount read the version. Its node then keeps the version
+    /// until they close it, even if a newer version exists.
     pub(super) fn hold_after_seal(&self, caller: Caller, vnode: Arc<CachedInode>, object: u64) {
         let backend = self.backend.clone();
         self.backend.runtime.spawn_blocking(move || {
@@ -908,7 +908,7 @@ impl Fs {
         });
     }
 
-    /// Ends a version after its last close: the version is sealed, or abandoned if it changed nothing.
+    /// Ends a version after its last close: seals the version, or abandons a version that changed nothing.
     pub(super) fn end_writing(
         &self,
         caller: Caller,
@@ -960,8 +960,8 @@ impl Fs {
         });
     }
 
-    /// Ends all versions that are still being written, in their present state. Writers that continue write to bytes that no longer belong
-    /// to the object.
+    /// Ends all versions that are still being written, in their current state. Programs that continue to write change bytes that no longer
+    /// belong to the object.
     pub(crate) fn close_all(&self) {
         for vnode in self.table.all() {
             let mut state = vnode.state.lock();
@@ -983,7 +983,7 @@ impl Fs {
         }
     }
 
-    /// Gives the object a file of its own, if the kernel may still write to the present file.
+    /// Copies the object to a separate file, if the Linux kernel may still write to the current file.
     fn part_from_writers(&self, object: &OpenObject) -> Result<(), Error> {
         if object.local().is_none() {
             return Ok(());
@@ -1002,7 +1002,7 @@ impl Fs {
         Ok(std::fs::rename(parted, path)?)
     }
 
-    /// Waits until a version that was closed here is sealed.
+    /// Waits until a version that was closed on this mount is sealed.
     pub(super) fn wait_sealed(&self, vnode: &CachedInode) -> Result<(), Error> {
         let deadline = deadline::deadline();
         let mut state = vnode.state.lock();
@@ -1021,7 +1021,7 @@ impl Fs {
 }
 
 impl InodeState {
-    /// Notes that no version could be begun. If handles of the version before are the reason, they keep their version.
+    /// Records that no version could be begun. If handles of the previous version are the reason, they keep their version.
     pub(super) fn not_begun(&mut self, error: &Error) {
         self.writing = None;
         if error.is(Errno::STALE) {
@@ -1031,7 +1031,7 @@ impl InodeState {
         }
     }
 
-    /// Marks the version as being written, by `writers` handles. Handles of the version before now have this version open.
+    /// Marks the version as being written by `writers` handles. Handles of the previous version now have the new version open.
     pub(super) fn begin(&mut self, begun: &BegunVersion, writers: u32) {
         let writers = writers + std::mem::take(&mut self.idle_writers);
         for bound in self.bound.values_mut() {
@@ -1063,7 +1063,7 @@ impl InodeState {
     }
 }
 
-/// Returns the node that has all of a file's version. `None`: the version is spread over several nodes.
+/// Returns the node that stores all of a file's version; `None` if the version is spread over several nodes.
 fn node_of(attr: &v1::Attr) -> Option<u32> {
     (!attr.parts).then_some(attr.node)
 }

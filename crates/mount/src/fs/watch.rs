@@ -1,4 +1,5 @@
-//! Changes by other clients: the server reports them, and the caches here and in the kernel are invalidated (next: `mount/src/session.rs`).
+//! Changes by other clients. The server reports the changes, and the module invalidates the caches of the mount and of the Linux kernel
+//! (next: `mount/src/session.rs`).
 
 use super::table::{AliasObject, VersionPhase};
 use super::{Caller, Fs, control, deadline};
@@ -16,25 +17,25 @@ use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;
 use tokio_stream::StreamExt;
 
-/// Pause before a lost stream is opened again.
+/// Pause before the mount opens a lost stream of the server again.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Time for which an answer to a question of the server is useful.
+/// Time for which an answer to a request of the server is useful.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(15);
-/// Maximum number of waiting notices to the kernel; beyond that all caches are invalidated instead.
+/// Maximum number of waiting notices to the Linux kernel; beyond this number all caches are invalidated instead.
 const NOTICES_MAX: usize = 65_536;
 
-/// The kernel's caches, for invalidation. Calls may block while the kernel is busy with the inode, so a thread of their own makes them, and
+/// The Linux kernel's caches, for invalidation. Calls may block while the kernel uses the inode, so only a separate thread makes them,
 /// never a thread that answers the kernel.
 pub(crate) trait KernelCache: Send + 'static {
     fn forget_entry(&self, parent: u64, name: &OsStr);
     fn forget_inode(&self, number: u64);
-    /// Invalidates the attributes and keeps the pages. Does not block.
+    /// Invalidates the attributes of an inode and keeps its pages. Does not block.
     fn forget_attributes(&self, number: u64);
 }
 
-/// Source of information about closed files, for clients without a kernel.
+/// Source of information about closed files, for a file system without the Linux kernel.
 pub(crate) trait Closes: std::fmt::Debug + Send + Sync {
-    /// Waits until every close of the file that returned before is noted here.
+    /// Waits until the mount has recorded every close of the file that returned before.
     fn settle(&self, ino: u64);
 }
 
@@ -42,14 +43,14 @@ pub(crate) trait Closes: std::fmt::Debug + Send + Sync {
 enum Notice {
     Entry(u64, Vec<u8>),
     Inode(u64),
-    /// The server wants to know when all earlier notices have been delivered.
+    /// The server requests a confirmation, with this number, when all earlier notices have been delivered.
     Receipt(u64),
-    /// Message of the server about locks, to be handled after all earlier notices: its number here, the message, and the number of the
-    /// stream.
+    /// The server sent a message about locks, to be handled after all earlier notices: its number on this mount, the message, and the
+    /// number of the stream.
     Lock(u64, LockNews, u64),
 }
 
-/// Notices on their way to the kernel.
+/// Queue of notices to the Linux kernel.
 #[derive(Debug)]
 pub(crate) struct KernelNotices {
     queue: std::sync::mpsc::SyncSender<Notice>,
@@ -58,7 +59,7 @@ pub(crate) struct KernelNotices {
 }
 
 impl KernelNotices {
-    /// Starts the thread that sends notices to the kernel. It ends with the last [`KernelNotices`].
+    /// Starts the thread that sends notices to the Linux kernel. The thread ends with the last [`KernelNotices`].
     pub(crate) fn start(
         kernel: impl KernelCache,
         receipt: impl Fn(u64) + Send + 'static,
@@ -91,7 +92,7 @@ impl KernelNotices {
         })
     }
 
-    /// Queues a notice. Returns whether it is queued, or was queued already.
+    /// Queues a notice. Returns whether the notice is in the queue now.
     fn send(&self, notice: Notice) -> bool {
         if !self.waiting.lock().insert(notice.clone()) {
             return true;
@@ -108,7 +109,7 @@ impl KernelNotices {
 }
 
 impl Fs {
-    /// Listens to the server until the runtime ends.
+    /// Receives the server's messages until the runtime ends.
     pub(crate) async fn watch(self: Arc<Self>, notices: KernelNotices, first: mpsc::Sender<()>) {
         self.on_everything(u64::MAX, &notices);
         let mut hears = false;
@@ -161,8 +162,8 @@ impl Fs {
         }
     }
 
-    /// Handles a question about a file that is being written here and that another client wants. A closed version is sealed; if the file is
-    /// open, the server gets that answer.
+    /// Handles a request of the server about a file that is being written on this mount and that another client wants. The mount seals a
+    /// closed version; if the file is open, the mount answers so.
     fn on_question(self: &Arc<Self>, asked: (u64, bool), ino: u64) {
         let fs = self.clone();
         // A thread of its own: all threads that wait for servers may be waiting for this answer.
@@ -200,7 +201,7 @@ impl Fs {
         }
     }
 
-    /// Answers a message of the server that has a number.
+    /// Answers the server's message with this number.
     pub(crate) fn tell(&self, question: u64, open: bool) {
         let backend = self.backend.clone();
         let until = deadline::now() + ANSWER_PATIENCE;
@@ -213,9 +214,9 @@ impl Fs {
         });
     }
 
-    /// Waits until every close that returned before is noted here. The kernel delivers requests in their order. So the closes are noted
-    /// when a later request has arrived, here a look-up of a name that no other process asks for. Returns whether it arrived: it does not
-    /// if the file system was detached concurrently.
+    /// Waits until the mount has recorded every close that returned before. The Linux kernel delivers requests in order. So the closes are
+    /// recorded when a later request has arrived: a look-up of a name that only this function looks up. Returns whether the look-up
+    /// arrived, which is false if the file system was detached concurrently.
     fn hear_releases(&self, question: u64, ino: u64) -> bool {
         if let Some(closes) = self.closes.get() {
             closes.settle(ino);
@@ -230,7 +231,7 @@ impl Fs {
         heard == Some(true)
     }
 
-    /// Applies an invalidation. Returns whether that was possible.
+    /// Applies an invalidation of the server. Returns whether that was possible.
     fn on_invalidation(
         self: &Arc<Self>,
         message: &v1::Invalidation,
@@ -289,7 +290,7 @@ impl Fs {
         }
     }
 
-    /// Invalidates all answers to questions from before `heard`.
+    /// Invalidates all answers to requests from before the time `heard`.
     fn on_everything(&self, heard: u64, notices: &KernelNotices) {
         let gate = self.table.gate.write();
         let (inodes, entries) = self.table.doubt(heard);

@@ -1,7 +1,7 @@
-//! Files that the kernel reads and writes by itself: the kernel has one backing per file, shared by all its openers.
+//! Files that the Linux kernel reads and writes directly: the kernel has one backing per file, shared by all openers of the file.
 //!
-//! **Invariant**: a backing is used for the file that it was created for and no other; all open handles of one kernel inode have the same
-//! backing; a writer never gets a sealed file.
+//! **Invariant**: a backing is used only for the file that it was created for; all open handles of one kernel inode have the same backing;
+//! a writer never gets a sealed file.
 
 use super::caches::Caches;
 use super::convert::{attr_of, errno};
@@ -20,7 +20,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
-/// Returns the flags of a file that the kernel reads and writes by itself: a close has nothing to flush, unless it may release locks.
+/// Returns the flags of a file that the Linux kernel reads and writes directly: a close has nothing to flush, unless it may release locks.
 fn in_place(opened: &OpenedFile) -> FopenFlags {
     if opened.flush {
         FopenFlags::empty()
@@ -38,18 +38,18 @@ pub(super) struct BackingState {
     pub(super) waiting: WaitingRequests,
     caches: Caches,
     backings: Mutex<Backings>,
-    /// Whether the kernel can map files into memory without caching anything else of them.
+    /// Whether the Linux kernel can map files into memory without caching other pages of them.
     maps_uncached: AtomicBool,
 }
 
-/// Identity of a file on its device. It does not change as long as the file is open anywhere.
+/// Identity of a file on its device, which does not change as long as the file is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct FileId {
     device: u64,
     inode: u64,
 }
 
-/// Backing that the kernel has for one handle.
+/// Backing that the Linux kernel has for one handle.
 #[derive(Debug)]
 struct HandleBacking {
     number: u64,
@@ -61,14 +61,14 @@ struct HandleBacking {
 struct Backings {
     by_file: HashMap<FileId, Weak<BackingId>>,
     by_handle: HashMap<u64, HandleBacking>,
-    /// The file of each kernel inode that has a backing, and the number of its handles.
+    /// File of each kernel inode that has a backing, and the number of its handles.
     by_inode: HashMap<u64, (FileId, usize)>,
-    /// The object whose pages the kernel holds for an inode without a backing.
+    /// Object whose pages the Linux kernel holds for an inode without a backing.
     cached: HashMap<u64, u64>,
 }
 
 impl Backings {
-    /// Notes the backing of a handle. Refuses a backing that the kernel could take for another file's bytes.
+    /// Records the backing of a handle. Refuses a backing whose file differs from the file of the inode's other handles.
     fn give(&mut self, handle: u64, given: HandleBacking) -> Result<(), Error> {
         let (file, handles) = self.by_inode.entry(given.number).or_insert((given.file, 0));
         if *file != given.file {
@@ -121,18 +121,18 @@ impl BackingState {
         }
     }
 
-    /// Notes that the kernel cannot map files into memory without caching them.
+    /// Records that the Linux kernel cannot map files into memory without caching them.
     pub(super) fn caches_all(&self) {
         self.maps_uncached.store(false, Ordering::Relaxed);
     }
 
-    /// Notes that the kernel holds no pages of an inode any more.
+    /// Records that the Linux kernel holds no pages of an inode any more.
     pub(super) fn forget_pages(&self, number: u64) {
         self.backings.lock().cached.remove(&number);
     }
 
-    /// Returns the backing of a file that is open here, made by `make` if none exists; `None`: the kernel cannot read and write the file by
-    /// itself.
+    /// Returns the backing of a file that is open on this mount, or creates it by `make`; `None` if the Linux kernel cannot read and write
+    /// the file directly.
     fn backing(
         &self,
         number: u64,
@@ -174,7 +174,8 @@ impl BackingState {
         Ok(Some(backing))
     }
 
-    /// Returns the flags of a file that this process reads and writes: the kernel's pages stay valid if they are of the same object.
+    /// Returns the flags of a file that this process reads and writes. The Linux kernel's pages stay valid if they are pages of the same
+    /// object.
     fn flags(&self, number: u64, opened: &OpenedFile) -> FopenFlags {
         let before = self.backings.lock().cached.insert(number, opened.object);
         let mut flags = FopenFlags::empty();
@@ -203,8 +204,8 @@ impl BackingState {
         }
     }
 
-    /// Answers an open of a followed file: all reads are sent here, whatever length the kernel knows. The kernel does not allow that
-    /// together with a file that it reads by itself.
+    /// Answers an open of a followed file: the Linux kernel sends all reads to this process, whatever length it knows. The kernel does not
+    /// allow this for a file that it also reads directly.
     fn answer_followed(&self, number: u64, reply: ReplyOpen, handle: FileHandle) {
         if self.backings.lock().by_inode.contains_key(&number) {
             tracing::info!(
@@ -258,7 +259,7 @@ impl BackingState {
     }
 }
 
-/// Whether only this file cannot be read and written by the kernel itself.
+/// Whether the error means that the Linux kernel cannot read and write this file directly, while it can do so for other files.
 fn is_stacked(error: &io::Error) -> bool {
     matches!(
         error.raw_os_error(),
@@ -266,7 +267,7 @@ fn is_stacked(error: &io::Error) -> bool {
     )
 }
 
-/// Returns the identity of a file. Refuses a sealed file for a writer.
+/// Returns the identity of a file. Returns an error for a sealed file that is opened for writing.
 fn identify(local: &File, opened: &OpenedFile) -> Result<FileId, Error> {
     let stat = local.metadata()?;
     if opened.write && stat.mode() & WRITABLE == 0 {

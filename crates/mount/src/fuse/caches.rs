@@ -1,11 +1,12 @@
-//! Invalidates the kernel's caches of names and pages when something changed elsewhere. It only sends notifications to the kernel.
+//! Invalidates the Linux kernel's caches of names and pages after changes by other clients. The module only sends notifications to the
+//! kernel.
 
 use crate::fs::watch::KernelCache;
 use fuser::{INodeNo, Notifier};
 use std::ffi::OsStr;
 use std::sync::{Arc, OnceLock};
 
-/// The kernel's caches. Invalidations do nothing until the file system is attached.
+/// The Linux kernel's caches. Invalidations have no effect until the file system is attached.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Caches(pub(crate) Arc<OnceLock<Notifier>>);
 

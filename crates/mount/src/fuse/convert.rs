@@ -1,4 +1,4 @@
-//! Conversions between the file system's types and those of FUSE.
+//! Conversions between the file system's types and the types of FUSE.
 
 use crate::error::Error;
 use crate::fs::{Caller, LookupResult};
@@ -6,9 +6,8 @@ use fuser::{FileAttr, FileType, INodeNo, Request, TimeOrNow};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_wire::v1::Kind;
 
-/// Size of a block in `stat`.
+/// Size of a block in `stat`, in bytes.
 const BLOCK_BYTES: u32 = 4096;
-/// Nanoseconds of one second.
 const SECOND_NS: i128 = 1_000_000_000;
 
 pub(super) fn caller(request: &Request) -> Caller {
@@ -39,7 +38,7 @@ pub(super) fn file_type(kind: Kind) -> FileType {
     }
 }
 
-/// Returns attributes with the number that the kernel uses or shows.
+/// Returns FUSE attributes with the inode number that the Linux kernel uses or shows.
 pub(super) fn attr_of(found: &LookupResult, ino: u64) -> FileAttr {
     let attr = &found.attr;
     FileAttr {
@@ -70,8 +69,8 @@ fn system_time(nanos: i64) -> SystemTime {
     }
 }
 
-/// Returns nanoseconds since the Unix epoch. The kernel gives an earlier time as whole seconds backwards and a fraction forwards; `fuser`
-/// adds the fraction to the backward distance, and this function undoes that.
+/// Returns nanoseconds since the Unix epoch. The Linux kernel gives a time before the epoch as whole seconds backwards and a fraction
+/// forwards; `fuser` adds the fraction to the backward distance, and this function corrects the sum.
 pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
     let time = match time {
         TimeOrNow::SpecificTime(time) => time,
@@ -94,7 +93,7 @@ pub(super) fn nanoseconds(time: TimeOrNow) -> i64 {
 mod tests {
     use super::*;
 
-    /// Returns a time as `fuser` makes it of the kernel's numbers.
+    /// Returns a time as `fuser` derives it from the Linux kernel's numbers.
     fn from_kernel(seconds: i64, nanos: u32) -> TimeOrNow {
         let distance = Duration::new(seconds.unsigned_abs(), nanos);
         TimeOrNow::SpecificTime(if seconds >= 0 {
@@ -105,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn times_before_and_after_epoch_survive() {
+    fn fuse_times_before_and_after_epoch_convert_exactly() {
         for nanos in [0, 1, 1_700_000_000_123_456_789] {
             assert_eq!(
                 nanoseconds(TimeOrNow::SpecificTime(system_time(nanos))),

@@ -1,5 +1,5 @@
-//! Reads that wait for bytes that are still to be written (next: `client/src/follow.rs`). No thread waits with them. Any signal that the
-//! reading program handles interrupts such a read, as with a pipe.
+//! Reads that wait for bytes that are still to be written (next: `client/src/follow.rs`). No thread waits for such a read. Any signal that
+//! the reading program handles interrupts the read, as with a pipe.
 
 use super::Adapter;
 use super::convert::errno;

@@ -1,4 +1,4 @@
-//! Listings as the kernel asks for them: by offset, with or without attributes (next: `mount/src/fs/directory.rs`).
+//! Listings as the Linux kernel requests them: by offset, with or without attributes (next: `mount/src/fs/directory.rs`).
 
 use super::convert::{attr_of, errno};
 use super::waiting::Refuse;
@@ -10,10 +10,10 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Maximum number of entries in one answer; the kernel has space for a few hundred.
+/// Maximum number of entries in one answer; the Linux kernel has space for a few hundred.
 const LIST_ENTRIES_MAX: usize = 512;
 
-/// One line of a listing.
+/// One entry of a listing, as the Linux kernel gets it.
 pub(super) struct ListingLine {
     pub(super) name: Vec<u8>,
     pub(super) attr: Attr,
@@ -24,7 +24,7 @@ pub(super) struct ListingLine {
 }
 
 impl Adapter {
-    /// Lists a directory from `offset` on: 0 and 1 are `.` and `..`, then its entries follow.
+    /// Lists a directory from `offset` on: offsets 0 and 1 are `.` and `..`, and the directory's entries follow.
     #[allow(
         clippy::too_many_arguments,
         reason = "the two kinds of listing differ in their answers only"
@@ -56,7 +56,7 @@ impl Adapter {
 }
 
 impl BackingState {
-    /// Adds a line with attributes. Returns whether the answer is full.
+    /// Adds an entry with attributes to the answer. Returns whether the answer is full.
     pub(super) fn add_plus(
         &self,
         reply: &mut ReplyDirectoryPlus,

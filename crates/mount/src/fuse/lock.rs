@@ -1,7 +1,7 @@
-//! Locks as the kernel asks for them (next: `mount/src/fs/locks.rs`).
+//! Lock requests of the Linux kernel (next: `mount/src/fs/locks.rs`).
 //!
-//! The kernel marks locks of `flock`; the FUSE library does not pass the mark on. So the adapter examines a thread that locks a whole file:
-//! the thread is in one of the two system calls. Where the adapter cannot see that, both kinds of locks conflict, as on NFS.
+//! The Linux kernel marks locks of `flock`; the FUSE library does not pass the mark on. So the adapter examines a thread that locks a whole
+//! file: the thread is in `flock` or in `fcntl`. If the adapter cannot see the system call, both kinds of locks conflict, as on NFS.
 
 use super::backing::BackingState;
 use super::waiting::Interrupt;
@@ -16,13 +16,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_core::locks::{Lock, LockHolder, LockMode, LockSpace};
 
-/// Time and interval of the checks of a thread that has asked and does not sleep yet.
+/// Maximum time for which the adapter checks a thread that has requested a lock and does not sleep yet.
 const SLEEP_PATIENCE: Duration = Duration::from_secs(10);
 const SLEEP_PAUSE: Duration = Duration::from_micros(200);
-/// The last byte of a lock that has no end.
+/// Last byte of a lock that has no end.
 const END: u64 = i64::MAX as u64;
 
-/// Request of a thread.
 pub(super) struct LockRequest {
     thread: u32,
     key: InodeKey,
@@ -69,7 +68,8 @@ impl LockRequest {
     }
 }
 
-/// Whether a thread is in `flock`; `None`: it is not asleep yet, so its call is not visible. An unreadable thread counts as outside.
+/// Whether a thread is in `flock`; `None` if the thread does not sleep yet, so that its system call is not visible. A thread that cannot be
+/// examined counts as outside.
 fn is_flock(thread: u32) -> Option<bool> {
     let Ok(call) = std::fs::read_to_string(format!("/proc/{thread}/syscall")) else {
         return Some(false);
@@ -78,7 +78,7 @@ fn is_flock(thread: u32) -> Option<bool> {
     Some(number == libc::SYS_flock)
 }
 
-/// A program that waits for a lock, or is about to get its answer.
+/// A program that waits for a lock, or is about to get the answer to its request.
 struct LockWaiter {
     fs: Arc<Fs>,
     request: Mutex<Option<u64>>,
@@ -187,7 +187,7 @@ impl BackingState {
         );
     }
 
-    /// Asks for a lock, and watches the thread until the program is answered or interrupted.
+    /// Requests a lock, and watches the thread until its program gets the answer or is interrupted.
     fn ask(
         &self,
         asked: &LockRequest,

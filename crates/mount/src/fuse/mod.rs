@@ -1,7 +1,8 @@
-//! The adapter between the kernel and [`crate::fs`]: translates requests and answers, decides nothing else (next: `mount/src/fs/mod.rs`).
+//! The adapter between the Linux kernel and [`crate::fs`]: converts requests and answers, and decides nothing else (next:
+//! `mount/src/fs/mod.rs`).
 //!
-//! One thread reads requests. It answers a request itself if that needs no wait. A request that has to wait for a server is given to a
-//! pool, so that a slow node delays no other requests.
+//! One thread reads requests. The thread answers a request itself if the answer needs no wait. A request that has to wait for a server is
+//! given to a thread pool, so that a slow node delays no other requests.
 
 mod backing;
 mod caches;
@@ -36,11 +37,12 @@ use tidemill_core::id::Inode;
 use tidemill_wire::v1::Kind;
 use waiting::Refuse;
 
-/// Largest write that the kernel sends at once, in bytes.
+/// Maximum size of a write that the Linux kernel sends at once, in bytes.
 const WRITE_BYTES_MAX: u32 = 1 << 20;
-/// Maximum number of background requests of the kernel: read-ahead, and releases, which must not lag after the opens that follow them.
+/// Maximum number of background requests of the Linux kernel: read-ahead, and releases, which must not lag after the opens that follow
+/// them.
 const BACKGROUND_MAX: u16 = 1024;
-/// Features that the mount requests from the kernel, if it has them.
+/// FUSE features that the mount requests from the Linux kernel, if the kernel has them.
 const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_POSIX_LOCKS,
     InitFlags::FUSE_FLOCK_LOCKS,
@@ -57,7 +59,7 @@ const WANTED: [InitFlags; 12] = [
     InitFlags::FUSE_DIRECT_IO_ALLOW_MMAP,
 ];
 
-/// The kernel's view of a mount.
+/// Adapter for the requests of the Linux kernel to one mount.
 #[derive(Debug)]
 pub(crate) struct Adapter(Arc<BackingState>);
 
@@ -66,8 +68,8 @@ impl Adapter {
         Self(Arc::new(BackingState::new(fs, caches)))
     }
 
-    /// Answers at once if `op` can, else gives the request to the pool. `unheard` releases the result if the kernel does not wait for the
-    /// answer any more.
+    /// Answers a request at once if `op` can, else gives the request to the thread pool. `unheard` releases the result if the Linux kernel
+    /// no longer waits for the answer.
     fn serve<R, T>(
         &self,
         thread: u32,
@@ -87,7 +89,7 @@ impl Adapter {
         }
     }
 
-    /// Gives a request to the pool.
+    /// Gives a request to the thread pool.
     fn serve_later<R, T>(
         &self,
         thread: u32,
@@ -929,7 +931,7 @@ impl Filesystem for Adapter {
 }
 
 impl Adapter {
-    /// Returns the error for creating, naming or removing in a special directory.
+    /// Returns the error for creating, naming or removing an entry of a special directory.
     fn not_here(&self, keys: &[InodeKey]) -> fuser::Errno {
         let remote_stores = |key: &InodeKey| self.0.fs.remote_stores_at(key.ino).is_some();
         match keys.iter().any(remote_stores) {

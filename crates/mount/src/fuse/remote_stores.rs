@@ -1,4 +1,4 @@
-//! Requests for files in stores outside of the cluster (next: `mount/src/fs/remote_stores/mod.rs`). No thread waits for a store.
+//! Requests of the Linux kernel for files of remotes (next: `mount/src/fs/remote_stores/mod.rs`). No thread waits for a store.
 
 use super::convert::{attr_of, errno, file_type};
 use super::waiting::Refuse;
@@ -16,27 +16,26 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_wire::v1::Kind;
 
-/// Maximum number of names in one answer.
+/// Maximum number of names in one answer to the Linux kernel.
 const LIST_ENTRIES_MAX: usize = 512;
-/// Inode number of an entry without attributes: the kernel asks for them.
+/// Inode number of an entry without attributes, for which the Linux kernel requests the attributes.
 const UNKNOWN: u64 = u64::MAX;
 
-/// A page of a listing.
 struct ListingPage {
-    /// Entries `.` and `..` that precede the names.
+    /// Entries `.` and `..` that precede the names of the page.
     dots: Vec<(u64, &'static str)>,
     names: NameRange,
 }
 
 impl ListingPage {
-    /// Returns the names, each with the offset at which the listing continues.
+    /// Returns the names of the page, each with the offset at which the listing continues.
     fn numbered(&self) -> impl Iterator<Item = (u64, &crate::stores::DirectoryEntry)> {
         (self.names.from + 3..).zip(&self.names.entries)
     }
 }
 
 impl Adapter {
-    /// Answers a request when the store has answered.
+    /// Answers a request of the Linux kernel after the store has answered.
     fn serve_remote<R: Refuse, T: Send + 'static>(
         &self,
         request: &Request,
@@ -121,7 +120,7 @@ impl Adapter {
         );
     }
 
-    /// Reads the next names of a directory; `answer` sends as many as the kernel has space for.
+    /// Reads the next names of a directory; `answer` sends as many names as the Linux kernel has space for.
     fn remote_list<R: Refuse>(
         &self,
         remote_stores: &Arc<RemoteStores>,
@@ -211,7 +210,7 @@ fn kind(seen: &PathContent) -> Kind {
     }
 }
 
-/// Returns attributes with only the kind: the kernel takes an entry with the number 0 for a name only.
+/// Returns attributes with only the kind of a file: the Linux kernel takes an entry with inode 0 for a name only.
 fn unknown(kind: Kind) -> FileAttr {
     attr_of(
         &LookupResult::of_kind(InodeKey { ino: 0, alias: 0 }, kind),
@@ -219,7 +218,7 @@ fn unknown(kind: Kind) -> FileAttr {
     )
 }
 
-/// Sends the attributes of an inode.
+/// Answers the Linux kernel with the attributes of an inode.
 pub(super) fn getattr(remote_stores: &RemoteStores, ino: INodeNo, reply: ReplyAttr) {
     match remote_stores.getattr(ino.0) {
         Ok(found) => reply.attr(&found.ttl, &attr_of(&found, ino.0)),

@@ -1,26 +1,26 @@
-//! Requests of the kernel that wait for a server or a node. A program that has to end does not wait with them. It reads `/proc` and
-//! sends EINTR to the kernel.
+//! Requests of the Linux kernel that wait for a server or a node. If a program has to end, the module answers its waiting requests with
+//! EINTR. The module reads `/proc` and answers the kernel.
 //!
-//! The kernel reports signals by INTERRUPT requests. The FUSE library answers the first of them itself, with ENOSYS, and the kernel sends
-//! no more. So a thread regularly examines the waiting programs, and answers EINTR for those that have to end. The requested operation
-//! continues; its outcome is dropped.
+//! The Linux kernel reports signals by INTERRUPT requests. The FUSE library answers the first such request itself, with ENOSYS, and the
+//! kernel sends no more. So a thread regularly examines the waiting programs, and answers EINTR to programs that have to end. The requested
+//! operation continues; its outcome is dropped.
 
 use parking_lot::{Condvar, Mutex};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-/// Interval at which waiting programs are examined. A request that is answered sooner is never examined.
+/// Interval at which the module examines waiting programs. A request that is answered sooner is never examined.
 const PERIOD: Duration = Duration::from_millis(100);
 /// Signals that a program may handle and that ask it to end: HUP, INT, QUIT, TERM.
 const ENDING: u64 = bit(libc::SIGHUP) | bit(libc::SIGINT) | bit(libc::SIGQUIT) | bit(libc::SIGTERM);
-/// The flag of a task that is ending.
+/// Flag of a Linux task that is ending.
 const PF_EXITING: u64 = 0x4;
 
 const fn bit(signal: i32) -> u64 {
     1 << (signal - 1)
 }
 
-/// An answer that can be an error.
+/// Reply to a request that can be an error.
 pub(super) trait Refuse: Send + 'static {
     fn refuse(self, errno: fuser::Errno);
 }
@@ -49,7 +49,7 @@ refuse!(
     fuser::ReplyXattr
 );
 
-/// A request that waits; whichever thread takes the reply answers it.
+/// Reply to a waiting request; the thread that takes the reply answers the request.
 pub(super) struct WaitSlot<R>(Mutex<Option<R>>);
 
 impl<R> WaitSlot<R> {
@@ -76,14 +76,13 @@ impl<R: Refuse> Interrupt for WaitSlot<R> {
     }
 }
 
-/// All waiting requests.
 #[derive(Debug, Default)]
 pub(super) struct WaitingRequests(Arc<WaitingShared>);
 
 #[derive(Debug, Default)]
 struct WaitingShared {
     requests: Mutex<Requests>,
-    /// Signalled when there is a first request, or the mount has ended.
+    /// Condition variable that is signalled when there is a first request, or the mount has ended.
     some: Condvar,
 }
 
@@ -94,11 +93,11 @@ struct Requests {
     over: bool,
 }
 
-/// A request and the thread that made it.
+/// A request and the thread of the program that made the request.
 struct ThreadRequest {
     thread: u32,
     since: Instant,
-    /// Whether any signal that the thread handles interrupts the request.
+    /// Whether every signal that the thread handles interrupts the request.
     by_any: bool,
     slot: Weak<dyn Interrupt>,
 }
@@ -110,12 +109,12 @@ impl std::fmt::Debug for ThreadRequest {
 }
 
 impl WaitingRequests {
-    /// Adds a waiting request of a thread; thread 0 cannot be interrupted.
+    /// Adds a waiting request of a thread; requests of thread 0 cannot be interrupted.
     pub(super) fn enter<R: Refuse>(&self, thread: u32, reply: R) -> Arc<WaitSlot<R>> {
         self.enter_as(thread, false, reply)
     }
 
-    /// As [`Self::enter`], for a request that every signal that the thread handles interrupts.
+    /// Adds a request like [`Self::enter`] that every signal that the thread handles interrupts.
     pub(super) fn enter_for_any<R: Refuse>(&self, thread: u32, reply: R) -> Arc<WaitSlot<R>> {
         self.enter_as(thread, true, reply)
     }
@@ -130,8 +129,8 @@ impl WaitingRequests {
         slot
     }
 
-    /// Watches a waiting thread, for as long as its request can be interrupted; `by_any`: by every signal that the thread handles, not only
-    /// those that end it.
+    /// Watches a waiting thread, for as long as its request can be interrupted: with `by_any` by every signal that the thread handles, else
+    /// only by signals that end the thread.
     pub(super) fn watch_over(&self, thread: u32, by_any: bool, slot: Weak<dyn Interrupt>) {
         let asked = ThreadRequest {
             thread,
@@ -184,7 +183,7 @@ impl WaitingShared {
         }
     }
 
-    /// Returns the requests that have waited for a while; drops those that were answered.
+    /// Returns the requests that have waited for a while; drops requests that were answered.
     fn old(&self) -> Vec<(u32, bool, Arc<dyn Interrupt>)> {
         let mut requests = self.requests.lock();
         requests.all.retain(|asked| asked.slot.strong_count() > 0);
@@ -203,7 +202,7 @@ fn is_ending(thread: u32, by_any: bool) -> bool {
     is_asked_to_end(&status, by_any) || is_exiting(&stat)
 }
 
-/// Whether a thread has ended. `/proc` may hide the threads of others.
+/// Whether a thread has ended. `/proc` may hide the threads of other users.
 fn is_gone(thread: u32) -> bool {
     let thread = i32::try_from(thread).ok();
     let thread = thread.and_then(rustix::process::Pid::from_raw);
@@ -233,7 +232,7 @@ fn is_asked_to_end(status: &str, by_any: bool) -> bool {
     (own | mask("ShdPnd:")) & taken & signals != 0
 }
 
-/// Whether a thread is ending: it closes its files then, and waits for them without a signal that could wake it.
+/// Whether a thread is ending, so that it closes its files and waits for them without a signal that could wake it.
 fn is_exiting(stat: &str) -> bool {
     // The fields after the name, which may hold anything: state, parent, group, session, terminal, its group, flags.
     let fields = stat.rsplit_once(')').map(|(_, fields)| fields);
@@ -253,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn only_fatal_signals_interrupt_wait() {
+    fn only_signals_that_end_program_interrupt_wait() {
         let (kill, int) = (bit(libc::SIGKILL), bit(libc::SIGINT));
         assert!(is_asked_to_end(&status(kill, 0, 0, 0), false));
         assert!(is_asked_to_end(&status(0, int, 0, 0), false));
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn live_thread_is_not_ending() {
+    fn running_thread_is_not_reported_as_ending() {
         let me = rustix::thread::gettid().as_raw_pid().cast_unsigned();
         assert!(!is_ending(me, true));
         assert!(is_exiting("7 (a) b) R 1 7 7 0 -1 4194308 0"));

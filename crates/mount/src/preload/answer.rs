@@ -1,4 +1,5 @@
-//! Answers requests of programs: translates them, makes the checks of a kernel, and decides nothing else (next: `mount/src/fs/mod.rs`).
+//! Answers requests of programs: converts them, makes the checks that the Linux kernel makes on a mount, and decides nothing else (next:
+//! `mount/src/fs/mod.rs`).
 
 use super::attributes::MODE_BITS;
 use super::open_files::{OpenFile, OpenFiles};
@@ -18,27 +19,26 @@ use tidemill_core::id::Inode;
 use tidemill_preload_api::{Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, Op, Request, Stat};
 use tidemill_wire::v1::Kind;
 
-/// Number of times that an open looks again for the current version.
+/// Maximum number of times that an open looks for the current version.
 pub(super) const OPEN_TRIES: u32 = 32;
-/// Maximum numbers of open listings in total and of each user; beyond them the oldest ends.
+/// Maximum number of open listings in total and of each user; beyond the limits the oldest listing ends.
 const LISTINGS_MAX: usize = 4096;
 const LISTINGS_OF_USER_MAX: usize = LISTINGS_MAX / 4;
-/// Number of entries requested at once.
+/// Number of directory entries that are requested at once.
 const LIST_ENTRIES: usize = 512;
-/// Maximum depth of directories.
 const DEPTH_MAX: usize = 4096;
 
-/// The file system as programs use it.
+/// Answers programs' requests from the file system.
 #[derive(Debug)]
 pub(super) struct Answers {
     pub(super) fs: Arc<Fs>,
     pub(super) open_files: Arc<OpenFiles>,
     pub(super) walker: Walker,
-    /// Whether users are served whose files have to be protected from each other.
+    /// Whether the process serves several users, whose files have to be protected from each other.
     other_users: bool,
-    /// Open directories, by number.
+    /// Listings of open directories, by number.
     listings: Mutex<Listings>,
-    /// Directory that holds an empty directory for each directory that is open.
+    /// Path of the directory that has an empty directory for each open directory of the cluster.
     pub(super) directories: Mutex<PathBuf>,
 }
 
@@ -46,9 +46,9 @@ pub(super) struct Answers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct ProgramListing {
     handle: u64,
-    /// The directory, as the program named it.
+    /// Inode of the directory, as the program named it.
     base: u64,
-    /// User that lists the directory.
+    /// User id of the user who lists the directory.
     uid: u32,
 }
 
@@ -59,7 +59,7 @@ struct Listings {
 }
 
 impl Listings {
-    /// Gives the listing a number. Returns it, and the listing that ends for it.
+    /// Gives the listing a number. Returns the number, and the listing that ends because of the limits.
     fn enter(&mut self, listing: ProgramListing) -> (u64, Option<ProgramListing>) {
         let numbers = self.by_number.iter();
         let own: Vec<_> = numbers
@@ -83,7 +83,7 @@ impl Listings {
         (self.last, ended)
     }
 
-    /// Returns the listing of a number, if the same user began it for the same directory.
+    /// Returns the listing with a number, if the same user began the listing for the same directory.
     fn of(&self, number: u64, base: u64, uid: u32) -> Option<ProgramListing> {
         let listing = self.by_number.get(&number).copied();
         listing.filter(|listing| listing.base == base && [0, listing.uid].contains(&uid))
@@ -100,7 +100,6 @@ pub(super) struct Reply {
 
 pub(super) type Replied = Result<Reply, Fail>;
 
-/// One request.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramRequest<'a> {
     pub(super) caller: Caller,
@@ -141,13 +140,13 @@ impl ProgramRequest<'_> {
         low(self.request.mode)
     }
 
-    /// Returns the mode of a new file.
+    /// Returns the mode of a new file, less the program's umask.
     pub(super) fn new_mode(&self) -> u32 {
         low(self.request.mode & MODE_BITS) & !rights::umask(self.caller)
     }
 }
 
-/// Returns the lower half of a number, which is all that system calls use.
+/// Returns the lower 32 bits of a number, which are all that system calls use.
 pub(super) fn low(number: u64) -> u32 {
     u32::try_from(number & u64::from(u32::MAX)).unwrap_or(0)
 }
@@ -180,7 +179,6 @@ pub(super) fn type_of(kind: Kind) -> FileType {
     }
 }
 
-/// Returns the type as in `dirent`.
 fn dirent_type(kind: Kind) -> u8 {
     u8::try_from(type_of(kind).as_raw_mode() >> 12).unwrap_or(0)
 }
@@ -189,7 +187,7 @@ fn is_dir(found: &LookupResult) -> bool {
     found.attr.kind() == Kind::Directory
 }
 
-/// Refuses changes of the control directory.
+/// Returns an error for changes of the control directory.
 pub(super) fn plain(found: &LookupResult) -> Result<InodeKey, Fail> {
     if found.key.is_special() {
         return Err(Errno::PERM.into());
@@ -214,7 +212,6 @@ impl Answers {
         }
     }
 
-    /// Answers a request.
     pub(super) fn answer(&self, asked: ProgramRequest<'_>) -> Reply {
         let fail = match self.serve(asked) {
             Ok(reply) => return reply,
@@ -268,7 +265,7 @@ impl Answers {
         }
     }
 
-    /// Returns the file of a path, a directory or an open file.
+    /// Returns the file that a request is about: the target of its path, a directory or an open file.
     pub(super) fn target(
         &self,
         asked: &ProgramRequest<'_>,
@@ -298,7 +295,7 @@ impl Answers {
         Ok(open_file.cloned().ok_or(Errno::BADF)?)
     }
 
-    /// Checks that the caller may reach a directory by its path: any program can name a directory by its number.
+    /// Checks that the caller may reach a directory by its path, because any program can name a directory by its inode.
     pub(super) fn entitled(&self, caller: Caller, key: InodeKey) -> Result<(), Fail> {
         if !self.other_users || caller.uid == 0 || key.is_special() {
             return Ok(());
@@ -418,7 +415,7 @@ impl Answers {
         number
     }
 
-    /// Returns the place of a new entry.
+    /// Returns the parent directory and the name of an entry that a request creates.
     fn vacant(
         &self,
         asked: &ProgramRequest<'_>,
@@ -648,7 +645,7 @@ impl Answers {
         done()
     }
 
-    /// Returns the sender's asynchronously written files that are not stored.
+    /// Answers with the sender's asynchronously written files that are not stored.
     fn standing(&self, asked: ProgramRequest<'_>) -> Replied {
         self.open_files.settle_all();
         let (waiting, failed) = self
@@ -724,7 +721,7 @@ impl Answers {
     }
 }
 
-/// Returns the number of the open file that a process has as a descriptor, from its lock.
+/// Returns the number of the open file to which a process's descriptor refers, from the lock of the file.
 fn number_of(caller: Caller, descriptor: u64) -> Option<u64> {
     let info = peer_process::read(caller, &format!("fdinfo/{descriptor}"))?;
     let locks = info.lines().filter(|line| line.starts_with("lock:"));
@@ -741,7 +738,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn listing_belongs_to_its_user() {
+    fn preload_listing_is_refused_to_other_users() {
         let listing = |handle, uid| ProgramListing {
             handle,
             base: 7,
@@ -764,7 +761,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_dots_are_found_before_slashes() {
+    fn last_name_dots_are_found_before_trailing_slashes() {
         assert_eq!(dots(b"a/./"), Some(&b"."[..]));
         assert_eq!(dots(b".."), Some(&b".."[..]));
         assert_eq!(dots(b"../a"), None);

@@ -12,9 +12,9 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_preload_api::{NOBODY, Op, Stat, TIME_NOW, TIME_OMITTED};
 use tidemill_wire::v1::Kind;
 
-/// Mode bits that can be set.
+/// Mode bits that a program can set.
 pub(super) const MODE_BITS: u64 = 0o7777;
-/// Maximum size of files and offset, as in the system.
+/// Maximum size and offset of files in bytes, as on Linux.
 const OFFSET_MAX: u64 = i64::MAX as u64;
 
 fn now_ns() -> i64 {

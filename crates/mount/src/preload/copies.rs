@@ -1,5 +1,5 @@
-//! Files whose bytes are not in a directory of this host: programs get a copy. It is fetched at the open, and its changes are transferred at
-//! the close or sync (next: `mount/src/fs/file.rs`).
+//! Local copies of files whose bytes are not in a node's directory on this host. A copy is fetched at the open, and its changes are
+//! transferred at the close or sync (next: `mount/src/fs/file.rs`).
 
 use super::spool::{ShelfRecord, Spool};
 use crate::error::Error;
@@ -19,18 +19,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Number of bytes that are compared at once to find changes.
 const BLOCK_BYTES: usize = 64 << 10;
-/// Number of bytes fetched, or transferred, at once: a whole number of blocks.
+/// Number of bytes that are fetched, or transferred, at once: a whole number of blocks.
 const PIECE_BYTES: usize = 4 << 20;
-/// Bytes of copies of sealed versions that are kept when no program has them open.
+/// Maximum number of bytes of copies of sealed versions that are kept when no program has them open.
 const KEPT_BYTES_MAX: u64 = 256 << 20;
-/// Part of the device with the copies that each user may have, except root and the serving user.
+/// Divisor of the device with the copies that gives the share of each user, except root and the serving user.
 const SHARE_OF_OTHERS: u64 = 4;
-/// A change younger than this may be followed by a change with the same time, where the file system's clock is coarse.
+/// Time after a change in which a second change may get the same time, if the file system's clock is coarse.
 const GRAIN: Duration = Duration::from_millis(20);
-/// Number of tests of the clock.
+/// Number of tests that determine the resolution of the file system's clock.
 const GRAIN_TRIES: usize = 8;
 
-/// A copy.
+/// Local copy of a file.
 #[derive(Debug)]
 pub(super) struct LocalFile {
     pub(super) file: File,
@@ -38,35 +38,34 @@ pub(super) struct LocalFile {
     spooled: Mutex<Spooled>,
 }
 
-/// The spool's file of a copy that may be written asynchronously.
+/// Spool file of a local copy that may be written asynchronously.
 #[derive(Debug, Default)]
 struct Spooled {
-    /// Number of handles that have the copy open, and of pending seals.
+    /// Number of handles that have the copy open, plus number of pending seals.
     users: usize,
-    /// Number of its file; `None` if the file has no name.
+    /// Number of the spool file; `None` if the file has no name.
     number: Option<u64>,
     record: Option<ShelfRecord>,
 }
 
-/// Content that the cluster has.
+/// Content of the file that the cluster has.
 #[derive(Debug, Default)]
 struct KnownContent {
-    /// Time of the copy's last change; `None`: the time is not reliable.
+    /// Time of the local copy's last change; `None` if the time is not reliable.
     changed: Option<(i64, i64)>,
     size: u64,
-    /// Hash of each block.
+    /// Hash of each block of the content.
     hashes: Vec<u64>,
 }
 
 type Id = (u64, u64);
 
-/// All copies.
 #[derive(Debug)]
 pub(super) struct LocalFiles {
     directory: PathBuf,
     next: AtomicU64,
     hasher: RandomState,
-    /// Open copies by inode and object.
+    /// Open local copies by inode and object.
     open: Mutex<HashMap<Id, Arc<Mutex<Weak<LocalFile>>>>>,
     kept: Mutex<VecDeque<(Id, Arc<LocalFile>)>>,
     grain: Duration,
@@ -89,7 +88,7 @@ impl LocalFiles {
         }
     }
 
-    /// Returns the number of bytes that the open copies of one user may have.
+    /// Returns the maximum number of bytes of one user's open local copies.
     pub(super) fn share(&self) -> u64 {
         let device = rustix::fs::statvfs(&self.directory);
         device.map_or(u64::MAX, |device| {
@@ -97,13 +96,13 @@ impl LocalFiles {
         })
     }
 
-    /// Drops copies that no program has open.
+    /// Drops kept local copies that no program has open.
     fn forget(&self) {
         self.kept.lock().clear();
     }
 
-    /// Returns the copy of the file that is open as `handle`, shared by all openers of the same version. If there is none, it is fetched, to a
-    /// `spool` if it may be written asynchronously.
+    /// Returns the local copy of the file that is open as `handle`, which all openers of the same version share. If there is no copy,
+    /// fetches it, into a spool file if it may be written asynchronously.
     pub(super) fn of(
         &self,
         id: Id,
@@ -177,13 +176,13 @@ impl LocalFiles {
         Ok(known)
     }
 
-    /// Makes later opens get a copy of their own: the present copy may still have a writer.
+    /// Makes later opens get another local copy, because the current copy may still have a writer.
     pub(super) fn let_go(&self, id: Id) {
         self.open.lock().remove(&id);
         self.kept.lock().retain(|(other, _)| *other != id);
     }
 
-    /// Notes that no program has the copy open any more. A copy of a sealed version may be used again.
+    /// Records that no program has the local copy open any more. A copy of a sealed version may be used again.
     pub(super) fn closed(&self, id: Id, copy: Arc<LocalFile>, keep: bool) {
         let size = |copy: &LocalFile| copy.file.metadata().map_or(0, |stat| stat.len());
         if keep && size(&copy) <= KEPT_BYTES_MAX {
@@ -208,7 +207,7 @@ impl LocalFiles {
         });
     }
 
-    /// Writes changes to the version that is open as `handle`.
+    /// Writes the changes of the local copy to the version that is open as `handle`.
     pub(super) fn hand_over(
         &self,
         fs: &Fs,
@@ -279,7 +278,8 @@ impl LocalFiles {
 }
 
 impl LocalFile {
-    /// Returns a copy of a file that an earlier process has left on the spool: the version that was begun for it has none of its bytes.
+    /// Returns a local copy for a spool file that an earlier process has left. The version that was begun for the file has none of its
+    /// bytes.
     pub(super) fn taken_up(file: File, record: ShelfRecord) -> Self {
         let spooled = Spooled {
             users: 1,
@@ -298,7 +298,7 @@ impl LocalFile {
         self.spooled.lock().users += 1;
     }
 
-    /// Notes that an opener has closed it, or that it is sealed. An unused file is removed from the spool.
+    /// Records that an opener has closed the local copy, or that it is sealed. An unused file is removed from the spool.
     pub(super) fn leave(&self, spool: &Spool) {
         let mut spooled = self.spooled.lock();
         spooled.users = spooled.users.saturating_sub(1);
@@ -310,8 +310,8 @@ impl LocalFile {
         }
     }
 
-    /// Makes the copy survive the end of any process. Returns whether it does. It does not if its opener writes no files asynchronously, or if it
-    /// cannot be stored in the way that it is open.
+    /// Makes the local copy survive the end of any process. Returns whether it does. The copy does not survive if its opener writes no
+    /// files asynchronously, or if the copy cannot be stored in the way that it is open.
     pub(super) fn survives(
         &self,
         spool: &Spool,
@@ -333,14 +333,14 @@ impl LocalFile {
         self.spooled.lock().record.clone()
     }
 
-    /// Removes the spool's file from the copy and returns its record.
+    /// Removes the spool file from the local copy and returns its record.
     pub(super) fn give_up_record(&self) -> Option<ShelfRecord> {
         let mut spooled = self.spooled.lock();
         spooled.number = None;
         spooled.record.take()
     }
 
-    /// Whether the copy was changed since its last transfer.
+    /// Whether the local copy was changed since its last transfer.
     pub(super) fn has_changed(&self) -> bool {
         let known = self.known.lock();
         self.file.metadata().is_ok_and(|stat| {
@@ -349,7 +349,7 @@ impl LocalFile {
     }
 }
 
-/// Whether two successive changes always have different times, if the time was read in between.
+/// Whether two successive changes of a file always have different times, if the time was read in between.
 fn is_fine(directory: &std::path::Path) -> bool {
     let path = directory.join("clock");
     let Ok(file) = File::create(&path) else {
@@ -368,7 +368,7 @@ fn is_fine(directory: &std::path::Path) -> bool {
     fine
 }
 
-/// Sets the mtime of a copy, in nanoseconds since the Unix epoch.
+/// Sets the mtime of a local copy, in nanoseconds since the Unix epoch.
 pub(super) fn set_mtime(file: &File, mtime: i64) -> Result<(), Error> {
     const SECOND_NS: i64 = 1_000_000_000;
     let times = rustix::fs::Timestamps {
@@ -384,7 +384,7 @@ pub(super) fn set_mtime(file: &File, mtime: i64) -> Result<(), Error> {
     Ok(rustix::fs::futimens(file, &times)?)
 }
 
-/// Returns the time of a file's last change, if a change from now on would have another time.
+/// Returns the time of a file's last change, if every later change will have another time.
 fn settled(file: &File, grain: Duration) -> Result<Option<(i64, i64)>, Error> {
     let stat = file.metadata()?;
     let at = Duration::new(
@@ -396,7 +396,7 @@ fn settled(file: &File, grain: Duration) -> Result<Option<(i64, i64)>, Error> {
     Ok(old.then(|| (stat.ctime(), stat.ctime_nsec())))
 }
 
-/// Returns the first block at or after `at` with bytes that are not a hole.
+/// Returns the offset of the first block at or after `at` that is not a hole.
 fn next_data(file: &File, at: u64) -> Result<u64, Error> {
     match seek(file, SeekFrom::Data(at)) {
         Ok(data) => Ok(data - data % BLOCK_BYTES as u64),

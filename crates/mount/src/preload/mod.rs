@@ -1,8 +1,9 @@
-//! The adapter between programs under `tidemill exec` and `fs`, as `fuse` is for the kernel (next: `mount/src/fs/mod.rs`).
+//! The adapter between programs under `tidemill exec` and `fs`, as `fuse` is the adapter for the Linux kernel (next:
+//! `mount/src/fs/mod.rs`).
 //!
-//! Programs talk to it over a Unix socket. Names and attributes are requested. To open a file, a program gets a descriptor: of the object's
-//! file in its node's directory, or of a copy if the object is on another host. It then reads and writes the file without this process
-//! (`docs/decisions/0044-preload-client.md`).
+//! Programs talk to the adapter over a Unix socket. Programs request names and attributes. To open a file, a program gets a descriptor: of
+//! the object's file in its node's directory, or of a local copy if the object is on another host. The program then reads and writes the
+//! file without this process (`docs/decisions/0044-preload-client.md`).
 //!
 //! | file | subject |
 //! |---|---|
@@ -62,39 +63,39 @@ use tokio::runtime::Runtime;
 use tokio::signal::unix::{SignalKind, signal};
 use write_behind::WriteBehind;
 
-/// Maximum number of connections at once: each has a thread.
+/// Maximum number of connections at once; each connection has a thread.
 const CONNECTIONS_MAX: usize = 4096;
-/// Maximum number of these of each user, except root and the serving user.
+/// Maximum number of connections of each user, except root and the serving user.
 const CONNECTIONS_OF_OTHERS_MAX: usize = CONNECTIONS_MAX / 4;
-/// Interval at which the process checks whether it is still used.
+/// Interval at which the process checks whether a program still uses it.
 const IDLE_PERIOD: Duration = Duration::from_millis(500);
-/// Pause before the next connection is accepted, if none can be now.
+/// Pause before the next connection is accepted, if none can be accepted now.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(10);
 
-/// Configuration of a served file system.
+/// Configuration of a file system for programs under `tidemill exec`.
 #[derive(Clone, Debug)]
 pub struct PreloadConfig {
-    /// The server.
+    /// Address of the server.
     pub endpoint: Endpoint,
     /// Content of the cluster's token file, for a server that is reached over TCP.
     pub credential: Option<Credential>,
-    /// Directory of the socket, made if it is missing.
+    /// Directory of the socket, which is created if it is missing.
     pub directory: PathBuf,
-    /// Path at which programs see the cluster, for messages.
+    /// Path at which programs see the cluster; used in messages.
     pub prefix: PathBuf,
-    /// Whether object files of nodes on this host are opened in place.
+    /// Whether object files of nodes on this host are opened directly.
     pub in_place: bool,
-    /// Whether users other than the serving user may use it.
+    /// Whether users other than the serving user may use the file system.
     pub allow_other: bool,
     /// Time for which attributes and names are cached.
     pub attr_ttl: Duration,
-    /// Time that the process continues without users; `None`: for ever.
+    /// Time that the process continues without connected programs; `None`: without limit.
     pub idle: Option<Duration>,
-    /// Maximum number of bytes that are written asynchronously and not stored yet.
+    /// Maximum number of bytes of closed files that are not stored yet.
     pub space_bytes: u64,
 }
 
-/// Text of the error if another process serves in the directory, or is about to.
+/// Error text for a directory in which another process serves, or is about to.
 pub const IS_SERVED: &str = "is served by another process";
 
 /// Returns the path of the socket in a directory.
@@ -103,14 +104,14 @@ pub fn socket_in(directory: &Path) -> PathBuf {
     directory.join("s")
 }
 
-/// The file system for programs under `tidemill exec`; it is served while this exists.
+/// The served file system for programs under `tidemill exec`. The file system is served until this value is dropped.
 #[derive(Debug)]
 pub struct Serving {
     shared: Arc<PreloadShared>,
     runtime: Runtime,
     socket: PathBuf,
     idle: Option<Duration>,
-    /// Ensures that no other process serves in the directory.
+    /// Lock file that ensures that no other process serves in the directory.
     _held: File,
 }
 
@@ -123,7 +124,7 @@ struct PreloadShared {
     ends: AtomicBool,
 }
 
-/// Kernel of a file system without a mount: there are no caches of names.
+/// Substitute for the Linux kernel of a file system without a mount, which has no caches of names to invalidate.
 #[derive(Clone, Copy, Debug)]
 struct NoKernel;
 
@@ -139,7 +140,7 @@ impl Closes for OpenFiles {
     }
 }
 
-/// Serves programs. They can connect when this returns.
+/// Starts to serve programs, which can connect when the function returns.
 ///
 /// # Errors
 /// The server refuses or cannot be trusted, or the directory belongs to another user or is served by another process.
@@ -196,8 +197,8 @@ pub fn serve(config: &PreloadConfig) -> Result<Serving, Error> {
     })
 }
 
-/// Closes the descriptors that this process inherited, except its standard streams: pipes and locks of other processes would exist for as
-/// long as this process. Descriptors that are opened here are not inherited by programs, which is how this function recognises them.
+/// Closes the descriptors that this process inherited, except its standard streams: otherwise pipes and locks of other processes would
+/// exist for as long as this process. Programs do not inherit descriptors that this process opens, so the function skips such descriptors.
 pub fn close_inherited() {
     let open = std::fs::read_dir("/proc/self/fdinfo").into_iter().flatten();
     for descriptor in open.flatten() {
@@ -218,7 +219,7 @@ pub fn close_inherited() {
     }
 }
 
-/// Creates the directory. Only this user may be able to change it.
+/// Creates and locks the directory, which only this user may be able to change.
 fn take_directory(config: &PreloadConfig) -> Result<File, Error> {
     let mode = if config.allow_other { 0o711 } else { 0o700 };
     let directory = &config.directory;
@@ -256,7 +257,7 @@ fn take_directory(config: &PreloadConfig) -> Result<File, Error> {
 struct Connections(Mutex<BTreeMap<u32, usize>>);
 
 impl Connections {
-    /// Counts another connection, if it is allowed.
+    /// Counts another connection of a user. Returns whether the connection is allowed.
     fn enter(&self, uid: u32, own: bool) -> bool {
         let mut connections = self.0.lock();
         let all: usize = connections.values().sum();
@@ -280,7 +281,7 @@ impl Connections {
 }
 
 impl PreloadShared {
-    /// Starts the threads that serve.
+    /// Starts the threads that serve connections.
     fn begin(self: &Arc<Self>, listener: OwnedFd) -> std::io::Result<()> {
         let spawn = |name: &str, work: fn(&Self)| {
             let shared = self.clone();
@@ -392,10 +393,10 @@ impl PreloadShared {
 }
 
 impl Serving {
-    /// Serves until SIGTERM or SIGINT arrives, or the process was unused for long enough; then seals all written versions.
+    /// Serves until SIGTERM or SIGINT arrives, or no program has used the process for long enough; then seals all written versions.
     ///
     /// # Errors
-    /// Some versions could not be sealed in time; the server then seals the bytes that reached the nodes.
+    /// Some versions could not be sealed in time; the server then seals the bytes that have reached the nodes.
     pub fn run(self) -> Result<(), Error> {
         let shared = self.shared.clone();
         let idle = self.idle;
@@ -429,10 +430,10 @@ impl Serving {
     }
 }
 
-/// Connects to the file system in this directory and checks that it answers. The open connection keeps the file system running.
+/// Connects to the file system in this directory and checks that the file system answers. The open connection keeps it running.
 ///
 /// # Errors
-/// No process serves there, or this user may not use it.
+/// No process serves in the directory, or this user may not use the file system.
 pub fn connect(directory: &Path) -> Result<OwnedFd, Error> {
     use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket_with};
     let kind = SocketType::SEQPACKET;
@@ -449,7 +450,7 @@ pub fn connect(directory: &Path) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-/// Sends a request over a connection. Returns the answer and its text.
+/// Sends a request over a connection. Returns the answer and the answer's text.
 fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u8>), Error> {
     socket::send(socket.as_fd(), [&request.encode(), text], None)?;
     let mut message = vec![0; tidemill_preload_api::ANSWER_BYTES_MAX];
@@ -466,23 +467,23 @@ fn ask(socket: &OwnedFd, request: Request, text: &[u8]) -> Result<(Answer, Vec<u
     }
 }
 
-/// A file that could not be stored.
+/// A closed file that could not be stored in the cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NotStored {
-    /// Whether the file waits for an offline node or server.
+    /// Whether the file waits for an offline node or server; otherwise the file was refused.
     pub waits: bool,
-    /// Its path in the cluster.
+    /// Path of the file in the cluster.
     pub path: PathBuf,
-    /// Reason of the failure.
+    /// Reason why the file could not be stored.
     pub why: String,
-    /// Path of the file with its bytes.
+    /// Path of the local file with the bytes.
     pub file: PathBuf,
 }
 
 /// State of asynchronously written files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct HandoverState {
-    /// Number of files on their way.
+    /// Number of files that are being stored.
     pub waiting: u64,
     /// Number of files that could not be stored.
     pub failed: u64,
@@ -490,7 +491,8 @@ pub struct HandoverState {
     pub not_stored: Vec<NotStored>,
 }
 
-/// Returns this user's files that the connected file system has received and not stored. `again`: refused files are tried once more.
+/// Returns this user's files that the connected file system has received and not stored. With `again` the file system retries refused files
+/// once.
 ///
 /// # Errors
 /// The file system has ended.
@@ -516,7 +518,7 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<HandoverState, Erro
     })
 }
 
-/// Whether an earlier file system in this directory has left asynchronously written files that are not stored.
+/// Whether an earlier file system in this directory has left asynchronously written files that are not stored in the cluster.
 #[must_use]
 pub fn has_left(directory: &Path) -> bool {
     spool::is_left(&directory.join(WRITE_BEHIND))
@@ -527,13 +529,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn served_error_contains_its_marker() {
+    fn error_of_served_directory_contains_is_served_text() {
         let path = "/run/a".to_owned();
         assert!(Error::Served { path }.to_string().contains(IS_SERVED));
     }
 
     #[test]
-    fn connections_of_one_user_are_bounded() {
+    fn preload_connections_of_one_user_are_limited() {
         let connections = Connections::default();
         let had = |uid, own| {
             (0..CONNECTIONS_MAX + 1)

@@ -1,10 +1,10 @@
-//! Descriptors that programs got, and the detection of the last close of each open file (next: `mount/src/fs/file.rs`).
+//! Descriptors that programs have received, and the detection of the last close of each open file (next: `mount/src/fs/file.rs`).
 //!
-//! A program gets a descriptor of the object's own file, or of a copy, and reads and writes it without further requests. The system shows whether the
-//! file is still open anywhere, in whatever process got it by `dup`, `fork`, `exec` or a socket, or mapped it. The open file itself holds a lock of a
-//! byte that no program uses (an *open file description lock*), which ends with the open file. So no program has to report a close, and a killed
-//! program cannot fail to. The lock is checked whenever the answer matters, and regularly. Changes of a closed file are transferred at that time, or
-//! passed to `write_behind`.
+//! A program gets a descriptor of the object's own file, or of a local copy, and reads and writes the file without further requests. The
+//! operating system shows whether any process still has the file open, even if that process got it by `dup`, `fork`, `exec` or a socket, or
+//! mapped it. The open file itself holds a lock of a byte that no program uses (an *open file description lock*), which ends with the open
+//! file. So no program has to report a close, and a killed program cannot fail to. This process checks the lock whenever the answer
+//! matters, and regularly. The process then transfers changes of a closed file, or passes them to `write_behind`.
 
 use super::copies::{LocalFile, LocalFiles};
 use super::path_resolution::Walker;
@@ -28,15 +28,15 @@ use tidemill_preload_api::HANDLES_AT;
 
 /// Maximum number of descriptors that programs have at once.
 const GIVEN_MAX: usize = 65_536;
-/// Part of these that each user may have, except root and the serving user.
+/// Divisor of [`GIVEN_MAX`] for each user, except root and the serving user.
 const SHARE_OF_OTHERS: usize = 4;
-/// Minimum interval at which closed files are looked for without a request …
+/// Minimum interval at which the process searches for closed files without a request.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
-/// … and the part of the time that the search may take: one in this number.
+/// Divisor of the time that the search for closed files may take.
 const SWEEP_SHARE: u32 = 50;
-/// Interval at which a lock of a whole file is tried again.
+/// Interval at which the process retries a lock of a whole file.
 const FLOCK_PAUSE: Duration = Duration::from_millis(10);
-/// Maximum number of bytes written to a control file.
+/// Maximum number of bytes that a program may write to a control file.
 const CONTROL_BYTES_MAX: u64 = 64 << 10;
 
 /// An open file whose descriptor a program has.
@@ -47,36 +47,36 @@ pub(super) struct OpenFile {
     pub(super) handle: u64,
     pub(super) caller: Caller,
     pub(super) write: bool,
-    /// The kind of lock that marks it as open.
+    /// Type of the lock that marks the file as open.
     marked: i32,
-    /// Another opening of the file, to ask for its locks.
+    /// Another descriptor of the file, for queries of its locks.
     file: Arc<File>,
     pub(super) object: u64,
     pub(super) copy: Option<Arc<LocalFile>>,
-    /// Whether its bytes are stored after its close.
+    /// Whether the file's bytes are stored after its close.
     write_behind: bool,
-    /// Whether it is closed and waits to be stored.
+    /// Whether the file is closed and waits to be stored.
     given: AtomicBool,
 }
 
-/// Opener of a file, and its options.
+/// Caller that opens a file, and the options of the open.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct FileOpener {
     pub(super) caller: Caller,
-    /// Flags of `open` for the descriptor.
+    /// Flags of `open` for the program's descriptor.
     pub(super) flags: OFlags,
     pub(super) how: OpenHow,
-    /// Whether a close of it need not wait.
+    /// Whether a close of the file need not wait until its bytes are stored.
     pub(super) write_behind: bool,
 }
 
 impl OpenFile {
-    /// Returns its copy, if the copy may contain changes.
+    /// Returns the file's local copy, if the copy may contain changes.
     pub(super) fn written_copy(&self) -> Option<&Arc<LocalFile>> {
         self.copy.as_ref().filter(|_| self.write)
     }
 
-    /// Whether it is closed and waits to be stored.
+    /// Whether the file is closed and waits to be stored.
     pub(super) fn is_given(&self) -> bool {
         self.given.load(Ordering::Acquire)
     }
@@ -88,11 +88,11 @@ struct OpenTables {
     by_file: HashMap<(u64, u64), BTreeSet<u64>>,
     by_inode: HashMap<u64, BTreeSet<u64>>,
     by_user: HashMap<u32, BTreeSet<u64>>,
-    /// Bytes of copies that are being fetched for each user.
+    /// Bytes of the local copies that are being fetched for each user.
     fetched: HashMap<u32, u64>,
     /// Number of open files of each inode that are being closed.
     ending: HashMap<u64, usize>,
-    /// Locks of whole files by inode: the open files that hold them, and whether exclusively.
+    /// Locks of whole files by inode: the numbers of the open files with locks, and whether each lock is exclusive.
     flocks: HashMap<u64, BTreeMap<u64, bool>>,
 }
 
@@ -104,12 +104,12 @@ impl OpenTables {
         open.any(|other| other.write && !other.is_given())
     }
 
-    /// Returns the number of open files of a user.
+    /// Returns the number of files that a user has open.
     fn of_user(&self, uid: u32) -> usize {
         self.by_user.get(&uid).map_or(0, BTreeSet::len)
     }
 
-    /// Returns the bytes of the copies that a user has open, and of copies that are being fetched for the user.
+    /// Returns the bytes of the local copies that a user has open, and of copies that are being fetched for the user.
     fn copied(&self, uid: u32) -> u64 {
         let numbers = self.by_user.get(&uid).into_iter().flatten();
         let open_file = numbers.filter_map(|number| self.by_number.get(number));
@@ -132,7 +132,7 @@ impl OpenTables {
     }
 }
 
-/// All open files of programs.
+/// All files that programs have open.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     pub(super) fs: Arc<Fs>,
@@ -141,11 +141,11 @@ pub(super) struct OpenFiles {
     open: Mutex<OpenTables>,
     changed: Condvar,
     next: AtomicU64,
-    /// User of the serving process.
+    /// User id of the serving process.
     own_uid: u32,
 }
 
-/// Bytes of a copy that is being fetched, counted for as long as that takes.
+/// Bytes of a local copy that is being fetched, counted until this value is dropped.
 struct FetchingBytes<'a> {
     open_files: &'a OpenFiles,
     uid: u32,
@@ -164,7 +164,7 @@ impl Drop for FetchingBytes<'_> {
     }
 }
 
-/// Returns the lock that marks an open file as open; without a number: that any file is open.
+/// Returns the lock that marks the open file with this number as open, or, without a number, the lock that matches any open file.
 fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     libc::flock {
         l_type: i16::try_from(kind).unwrap_or(0),
@@ -175,7 +175,7 @@ fn mark(number: Option<u64>, kind: i32) -> libc::flock {
     }
 }
 
-/// Returns the kind of lock that marks a file as open which was opened with these flags.
+/// Returns the type of the lock that marks a file as open if the file was opened with these flags.
 fn kind_of(flags: OFlags) -> i32 {
     if flags & OFlags::RWMODE == OFlags::RDONLY {
         libc::F_RDLCK
@@ -184,12 +184,12 @@ fn kind_of(flags: OFlags) -> i32 {
     }
 }
 
-/// Whether all open files of a file are closed.
+/// Whether no program has the file open any more.
 pub(super) fn is_closed(file: &File) -> bool {
     is_unmarked(file, None, libc::F_RDLCK)
 }
 
-/// Whether the file has no such lock. A read-only opening can test for the locks of writers, but cannot hold a lock of their kind.
+/// Whether the file has no lock of this type. A read-only descriptor can test for the locks of writers, but cannot hold such a lock.
 fn is_unmarked(file: &File, number: Option<u64>, kind: i32) -> bool {
     let opposite = if kind == libc::F_RDLCK {
         libc::F_WRLCK
@@ -219,12 +219,12 @@ impl OpenFiles {
         }
     }
 
-    /// Returns the caller's user, if that user only has a share.
+    /// Returns the caller's user id, if the user has only a share of the limits.
     fn other_user(&self, caller: Caller) -> Option<u32> {
         Some(caller.uid).filter(|uid| ![0, self.own_uid].contains(uid))
     }
 
-    /// Counts a copy that is about to be fetched for another user, if it is within the share of the device.
+    /// Counts a copy that is about to be fetched for another user, if it is within the user's share of the device.
     fn fetches(&self, by: FileOpener, bytes: u64) -> Result<Option<FetchingBytes<'_>>, Error> {
         let Some(uid) = self.other_user(by.caller) else {
             return Ok(None);
@@ -242,8 +242,8 @@ impl OpenFiles {
         }))
     }
 
-    /// Returns a descriptor of an opened file, for a program, and whether its close has to be reported. The opened file is released when it
-    /// is closed, also if this fails.
+    /// Returns a descriptor of an opened file, for a program, and whether the program has to report its close. The opened file is released
+    /// at its close, or when this function fails.
     pub(super) fn hand_out(
         &self,
         by: FileOpener,
@@ -357,7 +357,7 @@ impl OpenFiles {
         })
     }
 
-    /// Opens the file again, with an offset and flags of its own, marked as open.
+    /// Opens the file again, with a separate offset and flags, and marks it as open.
     fn reopened(&self, open_file: &OpenFile, flags: OFlags) -> Result<OwnedFd, Error> {
         let path = format!("/proc/self/fd/{}", open_file.file.as_raw_fd());
         let given = open(path, flags | OFlags::CLOEXEC, Mode::empty())?;
@@ -372,7 +372,7 @@ impl OpenFiles {
         self.open.lock().by_number.len()
     }
 
-    /// Returns the open files of a file of this host.
+    /// Returns the open files of a local file with this device number and inode.
     pub(super) fn of_file(&self, file: (u64, u64)) -> Vec<Arc<OpenFile>> {
         let open = self.open.lock();
         let numbers = open.by_file.get(&file).into_iter().flatten();
@@ -381,7 +381,6 @@ impl OpenFiles {
             .collect()
     }
 
-    /// Returns the open files of an inode of the cluster.
     pub(super) fn of_inode(&self, ino: u64) -> Vec<Arc<OpenFile>> {
         let open = self.open.lock();
         let numbers = open.by_inode.get(&ino).into_iter().flatten();
@@ -390,7 +389,7 @@ impl OpenFiles {
             .collect()
     }
 
-    /// Ends the closed open files of an inode: when this returns, all closes that returned before are noted.
+    /// Finishes the closed open files of an inode: when the function returns, it has processed all closes that returned before.
     pub(super) fn settle(&self, ino: u64) {
         self.sweep(&self.of_inode(ino));
         let deadline = deadline::deadline();
@@ -402,7 +401,7 @@ impl OpenFiles {
         }
     }
 
-    /// As [`Self::settle`], for all files.
+    /// Finishes the closed open files of all inodes, like [`Self::settle`].
     pub(super) fn settle_all(&self) {
         let all: Vec<_> = self.open.lock().by_number.values().cloned().collect();
         self.sweep(&all);
@@ -430,7 +429,7 @@ impl OpenFiles {
         }
     }
 
-    /// Hands over a closed file, which is stored later. Until then its bytes are visible.
+    /// Passes a closed file to `write_behind`, which stores it later. Until then its bytes are visible.
     fn give(&self, open_file: &Arc<OpenFile>) {
         if open_file.given.swap(true, Ordering::AcqRel) {
             return;
@@ -448,7 +447,7 @@ impl OpenFiles {
         self.write_behind.give(open_file);
     }
 
-    /// Ends an open file that is stored.
+    /// Finishes an open file that is stored.
     pub(super) fn leave(&self, open_file: &OpenFile) {
         if self.take(open_file) {
             self.finish(open_file);
@@ -456,7 +455,7 @@ impl OpenFiles {
         }
     }
 
-    /// Removes an open file from the tables, once.
+    /// Removes an open file from the tables. Returns whether this call removed it.
     fn take(&self, open_file: &OpenFile) -> bool {
         let mut open = self.open.lock();
         if open.by_number.remove(&open_file.number).is_none() {
@@ -520,7 +519,7 @@ impl OpenFiles {
         }
     }
 
-    /// Releases an open file that no program has open any more, and whose changes are transferred.
+    /// Releases an open file that no program has open any more, and whose changes were transferred.
     fn finish(&self, open_file: &OpenFile) {
         if open_file.key.is_special() {
             self.fs.control_release(open_file.handle);
@@ -543,7 +542,7 @@ impl OpenFiles {
         }
     }
 
-    /// Transfers the changes of a copy.
+    /// Transfers the changes of a local copy to the file's node.
     pub(super) fn hand_over(&self, open_file: &OpenFile, copy: &LocalFile) -> Result<(), Error> {
         if !open_file.key.is_special() {
             let to = (open_file.caller, open_file.key, open_file.handle);
@@ -564,8 +563,8 @@ impl OpenFiles {
         self.fs.control_flush(open_file.handle, WaitPolicy::MayWait)
     }
 
-    /// Prepares the close of a descriptor: transfers changes, so that errors can be reported, unless the file is written asynchronously and there is
-    /// space.
+    /// Prepares the close of a descriptor: transfers changes, so that errors can be reported, unless the file is written asynchronously and
+    /// the limits allow its bytes.
     pub(super) fn flush(&self, file: (u64, u64)) -> Result<(), Error> {
         for open_file in self.of_file(file) {
             if let Some(copy) = open_file.written_copy() {
@@ -586,7 +585,7 @@ impl OpenFiles {
         Ok(())
     }
 
-    /// Makes an open file survive power loss.
+    /// Makes an open file durable: its bytes survive power loss.
     pub(super) fn sync(&self, caller: Caller, file: (u64, u64)) -> Result<(), Error> {
         let open = self.of_file(file);
         let written = open.iter().filter(|open_file| open_file.write);
@@ -605,7 +604,7 @@ impl OpenFiles {
         self.fs.fsync(caller, open_file.handle, WaitPolicy::MayWait)
     }
 
-    /// Locks a whole file, or unlocks it (`None`), for an open file by its number.
+    /// Locks a whole file, or unlocks it (`None`), for the open file with this number.
     pub(super) fn flock(
         &self,
         (file, number): ((u64, u64), u64),
@@ -650,7 +649,7 @@ impl OpenFiles {
         }
     }
 
-    /// Looks for closed files for as long as `goes_on`.
+    /// Searches for closed files while `goes_on` returns true.
     pub(super) fn keep_sweeping(&self, goes_on: impl Fn() -> bool) {
         while goes_on() {
             let began = std::time::Instant::now();
@@ -666,7 +665,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reader_does_not_hide_closed_writer() {
+    fn closed_writer_is_detected_while_reader_is_open() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("object");
         let own = File::create_new(&path).unwrap();

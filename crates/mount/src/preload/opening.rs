@@ -165,7 +165,7 @@ impl Answers {
         self.hand_out(asked, key, how, &opened, flags)
     }
 
-    /// Returns a descriptor of an empty directory whose name is the number of the directory.
+    /// Returns a descriptor of an empty local directory whose name is the inode of the cluster's directory.
     fn open_directory(&self, key: InodeKey, flags: OFlags) -> Replied {
         let directory = self.directories.lock();
         let path = directory.join(key.pack().to_string());

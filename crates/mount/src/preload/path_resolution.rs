@@ -1,4 +1,4 @@
-//! Resolves paths as the kernel does on a mount (next: `mount/src/fs/names.rs`).
+//! Resolves paths as the Linux kernel does on a mount (next: `mount/src/fs/names.rs`).
 
 use super::rights::{self, SEARCH};
 use crate::error::Error;
@@ -11,13 +11,13 @@ use tidemill_wire::v1::Kind;
 
 /// Maximum number of symbolic links in one path, as in Linux.
 const LINKS_MAX: u32 = 40;
-/// Number of inodes that stay cached without being open.
+/// Maximum number of inodes that stay cached without being open.
 const KEPT_MAX: usize = 65_536;
 
-/// Reason for a missing answer.
+/// Reason why a request has no answer.
 #[derive(Debug)]
 pub(super) enum Fail {
-    /// Error of the file system.
+    /// The file system returned an error.
     Error(Error),
     /// The path leaves the cluster and continues with this path on the host.
     Leaves(Vec<u8>),
@@ -29,22 +29,20 @@ impl<E: Into<Error>> From<E> for Fail {
     }
 }
 
-/// A path of a program.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ProgramPath<'a> {
-    /// Directory at which the path begins, unless it begins with a slash.
+    /// Inode of the directory at which the path begins, unless it begins with a slash.
     pub(super) base: u64,
     pub(super) text: &'a [u8],
     /// Prefix of absolute symbolic links into the cluster.
     pub(super) prefix: &'a [u8],
 }
 
-/// Target of a path.
 #[derive(Debug)]
 pub(super) struct PathTarget {
-    /// Directory of the last name; the caller may search it.
+    /// Directory that contains the last name; the caller may search it.
     pub(super) parent: LookupResult,
-    /// Last name; empty if the path ends without a name of its own, as with `..`.
+    /// Last name of the path; empty if the path ends without a name of its own, as with `..`.
     pub(super) name: Vec<u8>,
     pub(super) found: Option<LookupResult>,
     /// Whether the path ends with a slash, so that only a directory is allowed.
@@ -52,7 +50,7 @@ pub(super) struct PathTarget {
 }
 
 impl PathTarget {
-    /// Returns the existing file.
+    /// Returns the file at the path; an error if the path does not exist.
     pub(super) fn there(&self) -> Result<LookupResult, Fail> {
         let found = self.found.ok_or(Errno::NOENT)?;
         if self.directory && found.attr.kind() != Kind::Directory {
@@ -62,7 +60,7 @@ impl PathTarget {
     }
 }
 
-/// Looks names up. It keeps found inodes cached, as the kernel does.
+/// Looks up the names of paths. The walker keeps found inodes cached, as the Linux kernel does.
 #[derive(Debug, Default)]
 pub(super) struct Walker {
     kept: Mutex<HashSet<u64>>,
@@ -107,7 +105,7 @@ impl Walker {
         Ok(found)
     }
 
-    /// Returns the present description of an inode.
+    /// Returns the current description of an inode.
     pub(super) fn at(fs: &Fs, caller: Caller, key: InodeKey) -> Result<LookupResult, Error> {
         if key.is_special() {
             fs.control_getattr(caller, key.ino, WaitPolicy::MayWait)
@@ -116,7 +114,7 @@ impl Walker {
         }
     }
 
-    /// Walks a path; `follow`: through a symbolic link at its end, too.
+    /// Resolves a path; with `follow` also a symbolic link at its end.
     pub(super) fn walk(
         &self,
         fs: &Fs,
@@ -143,14 +141,14 @@ impl Walker {
     }
 }
 
-/// A walk under way.
+/// State of resolving a path.
 struct PathWalk<'a> {
     fs: &'a Fs,
     caller: Caller,
     here: LookupResult,
-    /// Directories above, with the name that continued from each.
+    /// Parent directories, each with the name that continued from it.
     trail: Vec<(LookupResult, Vec<u8>)>,
-    /// Remaining names, the next one last.
+    /// Remaining names of the path, the next name last.
     next: Vec<Vec<u8>>,
     links: u32,
     directory: bool,
@@ -190,7 +188,7 @@ impl<'a> PathWalk<'a> {
         }
     }
 
-    /// Returns the names after the current one, as a path.
+    /// Returns the names after the current name, as a path.
     fn rest(&self) -> Vec<u8> {
         let mut rest = Vec::new();
         for name in self.next.iter().rev() {
@@ -225,7 +223,7 @@ impl<'a> PathWalk<'a> {
         Ok(())
     }
 
-    /// Continues with a name. Returns the place if it was the last one.
+    /// Continues with a name. Returns the target if the name was the last name.
     fn down(
         &mut self,
         walker: &Walker,

@@ -1,8 +1,8 @@
-//! The process at the other end of a connection, whose rights may be read from `/proc`.
+//! The process at the other end of a connection, whose rights the file system may read from `/proc`.
 //!
-//! A message names its sender, but the number may belong to another process by the time the request is served. A descriptor holds the
-//! process that connected, so its number is its own for as long as it lives. For another sender nothing of `/proc` is used: a child that
-//! sends on the connection of its parent has no supplementary groups.
+//! A message names its sender, but the process id may belong to another process by the time the request is served. This module holds a
+//! descriptor of the process that connected, so the process id is valid while the process lives. For another sender the file system uses
+//! nothing of `/proc`: a child that sends on the connection of its parent has no supplementary groups.
 
 use crate::fs::Caller;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -13,20 +13,20 @@ use rustix::process::{PidfdFlags, pidfd_open};
 use std::cell::RefCell;
 use std::rc::Rc;
 
-/// The process that connected.
+/// The process that opened the connection.
 #[derive(Debug)]
 pub(super) struct PeerProcess {
     pid: u32,
-    /// `None` if the process ended before it was examined.
+    /// Descriptor of the process; `None` if the process ended before it was examined.
     process: Option<OwnedFd>,
 }
 
 thread_local! {
-    /// The peer whose request this thread serves.
+    /// The connected process whose request this thread serves.
     static PEER: RefCell<Option<Rc<PeerProcess>>> = const { RefCell::new(None) };
 }
 
-/// Removes the peer at the end, also if a request panics.
+/// Guard that removes the thread's peer when it is dropped, also if a request panics.
 struct PeerGuard;
 
 impl Drop for PeerGuard {
@@ -36,7 +36,7 @@ impl Drop for PeerGuard {
 }
 
 impl PeerProcess {
-    /// Returns the process that made a connection.
+    /// Returns the process that opened a connection.
     pub(super) fn of(connection: &OwnedFd) -> Result<Self, Errno> {
         let pid = socket_peercred(connection)?.pid;
         let connected =
@@ -69,13 +69,13 @@ pub(super) fn serve<T>(peer: &Rc<PeerProcess>, request: impl FnOnce() -> T) -> T
     request()
 }
 
-/// Whether the caller is the process that connected, and lives: then all data read by its number until now is its own.
+/// Whether the caller is the process that connected, and lives, so that all data that was read by its process id is its own data.
 pub(super) fn is(caller: Caller) -> bool {
     let peer = PEER.with_borrow(Clone::clone);
     peer.is_some_and(|peer| peer.pid == caller.pid && peer.lives())
 }
 
-/// Returns a file of the caller's directory in `/proc`, if the caller is the process that connected, and lives.
+/// Returns the content of a file of the caller's directory in `/proc`, if the caller is the process that connected, and lives.
 pub(super) fn read(caller: Caller, file: &str) -> Option<String> {
     let text = std::fs::read_to_string(format!("/proc/{}/{file}", caller.pid)).ok()?;
     is(caller).then_some(text)
@@ -102,7 +102,6 @@ pub(super) mod tests {
         PeerProcess::of(&accept_with(listener, SocketFlags::CLOEXEC).unwrap()).unwrap()
     }
 
-    /// Returns this process as a peer.
     pub(in crate::preload) fn own(directory: &Path) -> Rc<PeerProcess> {
         let path = directory.join("own");
         let listener = super::super::socket::listener(&path).unwrap();
@@ -113,7 +112,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn peer_reads_only_process_that_connected() {
+    fn peer_reads_proc_of_connected_process_only() {
         let directory = tempfile::tempdir().unwrap();
         let peer = own(directory.path());
         let pid = std::process::id();
@@ -125,7 +124,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn peer_reads_nothing_of_ended_process() {
+    fn peer_reads_no_proc_files_of_ended_process() {
         let mut process = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
         let id = rustix::process::Pid::from_child(&process);
         let peer = Rc::new(PeerProcess {

@@ -1,4 +1,5 @@
-//! Permissions of callers: on a mount the kernel decides them, here this module does. It reads `/proc` of the connected process.
+//! Permissions of callers. On a mount the Linux kernel checks permissions; for programs without a mount this module does. The module reads
+//! `/proc` of the connected process.
 
 use super::peer_process;
 use crate::error::Error;
@@ -9,15 +10,15 @@ use tidemill_wire::v1::{Attr, Kind};
 pub(super) const READ: u32 = 4;
 pub(super) const WRITE: u32 = 2;
 pub(super) const SEARCH: u32 = 1;
-/// Only the owner of an entry, or of the directory, removes it.
+/// Mode bit of a directory by which only the owner of an entry, or of the directory, may remove the entry.
 const STICKY: u32 = 0o1000;
 const SETUID: u32 = 0o4000;
 const SETGID: u32 = 0o2000;
 const GROUP_EXECUTABLE: u32 = 0o010;
-/// Bits of any execute right.
+/// Mode bits of all execute permissions.
 const EXECUTABLE: u32 = 0o111;
 
-/// Returns the numbers in a line of `/proc/PID/status`.
+/// Returns the numbers in the line `field` of `/proc/PID/status`.
 fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
     let line = status.lines().find_map(|line| line.strip_prefix(field));
     let numbers = line.unwrap_or_default().split_ascii_whitespace();
@@ -26,7 +27,7 @@ fn numbers(status: &str, field: &str, radix: u32) -> Vec<u32> {
         .collect()
 }
 
-/// Returns the mode bits that a process removes from new files. If they cannot be read, all bits of other users are removed.
+/// Returns the mode bits that a process removes from new files. If the umask cannot be read, all bits of other users are removed.
 pub(super) fn umask(caller: Caller) -> u32 {
     let status = peer_process::read(caller, "status").unwrap_or_default();
     let umask = numbers(&status, "Umask:", 8);
@@ -46,7 +47,7 @@ fn in_group(caller: Caller, gid: u32) -> bool {
             .is_some_and(|status| is_member(&status, caller, gid))
 }
 
-/// Whether all of `want` is allowed ([`READ`], [`WRITE`], [`SEARCH`]).
+/// Returns an error unless the caller has all permissions in `want` ([`READ`], [`WRITE`], [`SEARCH`]).
 pub(super) fn may(caller: Caller, attr: &Attr, want: u32) -> Result<(), Error> {
     if caller.uid == 0 {
         let runs = attr.kind() == Kind::Directory || attr.mode & EXECUTABLE != 0;
@@ -74,7 +75,7 @@ pub(super) fn may(caller: Caller, attr: &Attr, want: u32) -> Result<(), Error> {
     }
 }
 
-/// Whether an entry may be removed from a directory.
+/// Returns an error unless the caller may remove an entry from a directory.
 pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Result<(), Error> {
     may(caller, directory, WRITE | SEARCH)?;
     let sticky = directory.mode & STICKY != 0;
@@ -84,7 +85,7 @@ pub(super) fn may_remove(caller: Caller, directory: &Attr, entry: &Attr) -> Resu
     Ok(())
 }
 
-/// Whether the caller is the owner, or root.
+/// Returns an error unless the caller is the owner of the file, or root.
 pub(super) fn owns(caller: Caller, attr: &Attr) -> Result<(), Error> {
     if caller.uid == 0 || caller.uid == attr.uid {
         Ok(())
@@ -93,7 +94,7 @@ pub(super) fn owns(caller: Caller, attr: &Attr) -> Result<(), Error> {
     }
 }
 
-/// Whether a file may get another name, as Linux decides with `fs.protected_hardlinks`.
+/// Returns an error unless the caller may give a file another name, as Linux decides with `fs.protected_hardlinks`.
 pub(super) fn may_link(caller: Caller, attr: &Attr) -> Result<(), Error> {
     if owns(caller, attr).is_ok() {
         return Ok(());
@@ -107,14 +108,14 @@ pub(super) fn may_link(caller: Caller, attr: &Attr) -> Result<(), Error> {
     }
 }
 
-/// Returns the mode that an owner may set.
+/// Returns the mode that the caller may set, as the owner of the file.
 pub(super) fn settable(caller: Caller, attr: &Attr, mode: u32) -> Result<u32, Error> {
     owns(caller, attr)?;
     let foreign_group = caller.uid != 0 && mode & SETGID != 0 && !in_group(caller, attr.gid);
     Ok(if foreign_group { mode & !SETGID } else { mode })
 }
 
-/// Whether user and group may be set.
+/// Returns an error unless the caller may set the file's user and group.
 pub(super) fn may_give(
     caller: Caller,
     attr: &Attr,
@@ -134,7 +135,7 @@ pub(super) fn may_give(
     }
 }
 
-/// Whether an extended attribute may be read or, to `change` it, written.
+/// Returns an error unless the caller may read or, with `change`, write an extended attribute.
 pub(super) fn may_annotate(
     caller: Caller,
     attr: &Attr,
@@ -188,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn groups_are_those_of_connected_process() {
+    fn group_check_uses_groups_of_connected_process() {
         let directory = tempfile::tempdir().unwrap();
         let own = peer_process::tests::own(directory.path());
         let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -211,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn sticky_directory_and_ownership_are_checked() {
+    fn removal_check_respects_sticky_directory_and_owner() {
         let directory = Attr {
             kind: Kind::Directory.into(),
             ..attr(0o1777, 9)

@@ -1,4 +1,4 @@
-//! Messages with descriptors and with their senders, over a Unix socket that keeps message boundaries.
+//! Messages with descriptors and with their senders' credentials, over a Unix socket that keeps message boundaries.
 
 use crate::fs::Caller;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +15,7 @@ use std::path::Path;
 /// Maximum number of connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
 
-/// Listens at a path, which must not exist.
+/// Returns a listening socket at a path, which must not exist.
 pub(super) fn listener(path: &Path) -> Result<OwnedFd, Errno> {
     let kind = SocketType::SEQPACKET;
     let socket = socket_with(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?;
@@ -24,12 +24,12 @@ pub(super) fn listener(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Makes the kernel add the sender to each message.
+/// Makes the Linux kernel add the sender's credentials to each message.
 pub(super) fn know_senders(connection: BorrowedFd<'_>) -> Result<(), Errno> {
     sockopt::set_socket_passcred(connection, true)
 }
 
-/// Waits for the next message; 0 bytes at the end. The kernel has verified the sender.
+/// Waits for the next message; 0 bytes at the end. The Linux kernel has verified the sender's credentials.
 pub(super) fn receive(
     connection: BorrowedFd<'_>,
     into: &mut [u8],

@@ -1,8 +1,9 @@
-//! The directory of asynchronously written files, each with a record of its identity, so that neither outlives the other. It only changes that
-//! directory.
+//! The directory of asynchronously written files. Each file has a record of its identity, and neither outlives the other. The module
+//! changes only this directory.
 //!
-//! The name of a file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the file, and
-//! is removed when the bytes are stored. Whichever process dies in between, the next file system of the directory finds both.
+//! The name of a spool file is a number; its record has the same name with the suffix `.r`. The record exists before a program gets the
+//! file, and is removed when the bytes are stored. Whichever process ends in between, the next file system of the directory finds both the
+//! file and its record.
 
 use crate::fs::Caller;
 use parking_lot::Mutex;
@@ -16,15 +17,14 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// First line of records, with their version.
+/// First line of a record, with the version of its format.
 const HEAD: &str = "tidemill-asynchronous 1";
-/// Maximum size of a record in bytes.
 const RECORD_BYTES_MAX: u64 = 64 << 10;
-/// Bytes of memory that are prepared after the end of the next file: allocating them is most of the cost of a write.
+/// Bytes of memory that are allocated in advance for the next file, because the allocation is most of the cost of a write.
 const READY_BYTES: u64 = 128 << 20;
 /// Type that `statfs` reports for a file system in memory (`TMPFS_MAGIC` of Linux).
 const TMPFS: i64 = 0x0102_1994;
-/// File with the id of the present start of the system.
+/// File with Linux's id of the current boot of the host.
 const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Identity of a file whose bytes are to be stored.
@@ -34,10 +34,10 @@ pub(super) struct ShelfRecord {
     pub(super) inode: u64,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    /// Objects of the versions that the file may follow: the version before, and versions that were begun for it. If the file's current
-    /// version is another one, another client has written it.
+    /// Objects of the versions that the file may follow: the previous version, and versions that were begun for the file. If the file's
+    /// current version is another version, another client has written the file.
     pub(super) follows: Vec<u64>,
-    /// Path for users.
+    /// Path of the file, as users see it.
     pub(super) path: Vec<u8>,
 }
 
@@ -51,16 +51,16 @@ impl ShelfRecord {
     }
 }
 
-/// A file found in the directory.
+/// A spool file that was found in the directory.
 #[derive(Debug)]
 pub(super) struct ShelvedFile {
     pub(super) record: ShelfRecord,
     pub(super) file: File,
-    /// Reason why it cannot be stored.
+    /// Reason why the file cannot be stored.
     pub(super) foreign: Option<&'static str>,
 }
 
-/// The directory.
+/// Directory of asynchronously written files.
 #[derive(Debug)]
 pub(super) struct Spool {
     directory: PathBuf,
@@ -71,12 +71,12 @@ pub(super) struct Spool {
     ready: Mutex<NextFile>,
 }
 
-/// The next file, if it was made in advance.
+/// File for the next request, if it was created in advance.
 #[derive(Debug, Default)]
 struct NextFile {
     /// Whether programs write files asynchronously.
     wanted: bool,
-    /// The file. It has no name yet, so it ends with this process.
+    /// The file itself. The file has no name yet, so it is deleted when this process ends.
     file: Option<File>,
 }
 
@@ -94,7 +94,7 @@ impl Spool {
         }
     }
 
-    /// Returns the path of the file with a number.
+    /// Returns the path of the spool file with this number.
     pub(super) fn path(&self, number: u64) -> PathBuf {
         self.directory.join(number.to_string())
     }
@@ -103,7 +103,7 @@ impl Spool {
         self.directory.join(format!("{number}.r"))
     }
 
-    /// Returns a new file, which has no record yet.
+    /// Returns a new spool file without a record, and its number.
     pub(super) fn make(&self) -> io::Result<(u64, File)> {
         let mut ready = self.ready.lock();
         ready.wanted = true;
@@ -120,13 +120,13 @@ impl Spool {
         Ok((number, file.open(self.path(number))?))
     }
 
-    /// Whether a file should be made in advance.
+    /// Whether a spool file should be created in advance.
     pub(super) fn wants_one(&self) -> bool {
         let ready = self.ready.lock();
         self.in_memory && ready.wanted && ready.file.is_none()
     }
 
-    /// Makes a file for the next request, with memory after its end.
+    /// Creates a spool file for the next request, with memory after its end.
     pub(super) fn prepare(&self) -> io::Result<()> {
         let mut ready = self.ready.lock();
         if ready.file.is_some() {
@@ -141,7 +141,7 @@ impl Spool {
         Ok(())
     }
 
-    /// Frees the space after the end of a file without writers. Its times stay.
+    /// Frees the space after the end of a file without writers. The times of the file stay.
     pub(super) fn trim(&self, file: &File) -> io::Result<()> {
         let stat = file.metadata()?;
         if !self.in_memory || stat.blocks() * 512 <= stat.len() {
@@ -151,7 +151,7 @@ impl Spool {
         Ok(fallocate(file, how, stat.len(), READY_BYTES)?)
     }
 
-    /// Stores a record, in place of the one before.
+    /// Stores a record of a spool file, in place of the previous record.
     pub(super) fn keep(&self, record: &ShelfRecord) -> io::Result<()> {
         let path = self.record_path(record.number);
         let new = path.with_extension("new");
@@ -161,7 +161,7 @@ impl Spool {
         std::fs::rename(new, path)
     }
 
-    /// Removes a file that is stored or unwanted, with its record.
+    /// Removes a spool file that is stored or unwanted, with its record.
     pub(super) fn remove(&self, number: u64) {
         for path in [self.record_path(number), self.path(number)] {
             if let Err(error) = std::fs::remove_file(&path)
@@ -172,8 +172,8 @@ impl Spool {
         }
     }
 
-    /// Returns the files of an earlier process, the oldest first, and removes incomplete files. If several files belong to one file of the
-    /// cluster, the newest counts.
+    /// Returns the spool files of an earlier process, the oldest first, and removes incomplete files. If several spool files belong to one
+    /// file of the cluster, only the newest is returned.
     pub(super) fn find(&self) -> io::Result<Vec<ShelvedFile>> {
         let mut found: BTreeMap<u64, ShelvedFile> = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directory)? {
@@ -264,7 +264,7 @@ impl Spool {
     }
 }
 
-/// Returns a record, its cluster and its start of the host; `None` if the bytes are not a whole record.
+/// Returns a record, the id of its cluster and the boot id of its host; `None` if the bytes are not a complete record.
 fn decode(number: u64, bytes: &[u8]) -> Option<(ShelfRecord, u64, String)> {
     let mut lines = bytes.strip_suffix(b"\n")?.splitn(6, |&byte| byte == b'\n');
     let mut line = |name: &str| {
@@ -289,14 +289,14 @@ fn decode(number: u64, bytes: &[u8]) -> Option<(ShelfRecord, u64, String)> {
     (HEAD.ends_with(version) && version == "1").then_some((record, cluster, boot))
 }
 
-/// Whether files are left in a directory that no process serves.
+/// Whether a directory that no process serves contains spool files.
 pub(super) fn is_left(directory: &Path) -> bool {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     let mut names = entries.map(|entry| entry.file_name());
     names.any(|name| name.as_bytes().ends_with(b".r"))
 }
 
-/// Returns a path in the form for users.
+/// Returns a path in the form in which users see it.
 pub(super) fn shown(path: &Path) -> Vec<u8> {
     path.to_owned().into_os_string().into_vec()
 }
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn record_round_trips_and_truncated_one_is_refused() {
+    fn spool_record_round_trips_and_truncated_record_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::new(directory.path().to_owned(), 0x7b);
         let one = record(3, 5);
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_are_found_once_by_their_own_cluster() {
+    fn spool_files_of_earlier_process_are_found_by_own_cluster() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::new(directory.path().to_owned(), 1);
         let make = |inode: u64| {

@@ -1,7 +1,8 @@
-//! Files that programs write asynchronously (`tidemill exec --async`): this process stores them after their close (next: `mount/src/fs/seal.rs`).
+//! Files that programs write asynchronously (`tidemill exec --async`) and this process stores after their close (next:
+//! `mount/src/fs/seal.rs`).
 //!
-//! Until then their bytes are in `spool`. This module decides which files are stored again, by which thread and for how long. If a node
-//! or the server is offline, the file waits. If the file is refused, it is tried again as well, and `tidemill exec --wait` reports the
+//! Until a file is stored, its bytes are in `spool`. This module decides when, by which thread and for how long a file is retried. If a
+//! node or the server is offline, the file waits. If the file is refused, it is retried as well, and `tidemill exec --wait` reports the
 //! reason. A file is abandoned only if another client has written it since.
 
 use super::copies::LocalFile;
@@ -21,28 +22,28 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_wire::v1::Kind;
 
-/// Number of threads that store: an offline node blocks one of them for a while.
+/// Number of threads that store files: an offline node blocks a thread for a while.
 pub(super) const WORKERS: usize = 4;
-/// Maximum number of asynchronously written files that are not stored: each is open here.
+/// Maximum number of asynchronously written files that are not stored; this process has each file open.
 const FILES_MAX: usize = 1024;
-/// Part of these files, and of the space for their bytes, that each user may have, except root and the serving user.
+/// Divisor of the limits on unstored files and bytes for each user, except root and the serving user.
 const SHARE_OF_OTHERS: usize = 4;
-/// Pause before a file is tried again, doubled up to [`PAUSE_MAX`].
+/// Pause before a failed file is retried, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
 /// Interval at which the module checks whether a version is sealed.
 const SEAL_PAUSE: Duration = Duration::from_millis(20);
-/// Time that a worker waits for work before it checks again.
+/// Maximum time that a worker waits for work before it checks for work again.
 const REST: Duration = Duration::from_millis(500);
-/// Time that a request on behalf of other clients waits for the bytes of a file.
+/// Maximum time that a request of another client waits until the bytes of a file are stored.
 const OTHERS_PATIENCE: Duration = Duration::from_secs(10);
 
-/// Content to store.
+/// Content of a file that is to be stored.
 #[derive(Clone, Debug)]
 enum UnstoredContent {
-    /// The handle that is open for it.
+    /// The bytes of a handle that is still open in this process.
     Open(Arc<OpenFile>),
-    /// A file on the spool: no handle is open for it any more, or not yet.
+    /// The bytes of a spool file, for which no handle is open.
     Left(Arc<(ShelfRecord, File)>),
 }
 
@@ -52,19 +53,19 @@ struct BacklogItem {
     ino: u64,
     uid: u32,
     bytes: u64,
-    /// Whether a worker stores it now.
+    /// Whether a worker is storing the file now.
     busy: bool,
-    /// Whether a program still has the file open, from before the file system was killed.
+    /// Whether a program still has the file open, since before the file system was killed.
     held: bool,
-    /// Error of the last failed attempt.
+    /// Error of the last failed attempt to store the file.
     why: Option<(Errno, String)>,
-    /// Whether it is not tried any more.
+    /// Whether the file is not retried any more.
     ended: bool,
     due: Instant,
     pause: Duration,
 }
 
-/// File whose bytes are all at its node, and which is being sealed as that object.
+/// File whose bytes are all at its node, and whose object is being sealed.
 #[derive(Debug)]
 struct Sealing {
     copy: Arc<LocalFile>,
@@ -74,24 +75,24 @@ struct Sealing {
     bytes: u64,
 }
 
-/// Outcome of an attempt.
+/// Outcome of an attempt to store a file.
 #[derive(Debug)]
 enum AttemptOutcome {
-    /// No work is left.
+    /// The file is stored or abandoned.
     Done,
     Sealing(Arc<LocalFile>, u64),
     Held,
-    /// The error, and the content to store next, if that has changed.
+    /// The attempt failed with this error; with the content to store next, if the content has changed.
     Failed(Option<UnstoredContent>, Error),
 }
 
-/// All files to store.
+/// All asynchronously written files that are not stored.
 #[derive(Debug)]
 pub(super) struct WriteBehind {
     pub(super) spool: Spool,
     space_bytes: u64,
     items: Mutex<Items>,
-    /// Signalled when there is work, or when work was done.
+    /// Condition variable that is signalled when a file is added or its attempt ends.
     changed: Condvar,
 }
 
@@ -100,18 +101,18 @@ struct Items {
     by_number: BTreeMap<u64, BacklogItem>,
     last: u64,
     sealing: Vec<Sealing>,
-    /// Time of the last check of those seals.
+    /// Time of the last check of the files that are being sealed.
     looked: Option<Instant>,
 }
 
-/// Report about a file that is not stored.
+/// Report about a file that could not be stored.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// Whether the file waits for a node or the server.
+    /// Whether the file waits for an offline node or server.
     pub(super) waits: bool,
     pub(super) path: Vec<u8>,
     pub(super) why: String,
-    /// Path of the file with its bytes.
+    /// Path of the local file with the bytes.
     pub(super) file: Vec<u8>,
 }
 
@@ -121,7 +122,7 @@ impl Items {
         self.by_number.insert(self.last, item);
     }
 
-    /// Returns the numbers of files and bytes of a user, or of all users.
+    /// Returns the number of unstored files and their bytes, of a user or of all users.
     fn of(&self, user: Option<u32>) -> (usize, u64) {
         let items = self.by_number.values().map(|item| (item.uid, item.bytes));
         let sealing = self.sealing.iter().map(|one| (one.uid, one.bytes));
@@ -133,7 +134,7 @@ impl Items {
         })
     }
 
-    /// Whether there is space for one more file; for an `other_user` within that user's share, too.
+    /// Whether the limits allow one more file; for an `other_user`, also the limits of that user's share.
     fn have_space(&self, space_bytes: u64, other_user: Option<u32>) -> bool {
         let within = |user, share: usize| {
             let (files, bytes) = self.of(user);
@@ -142,7 +143,7 @@ impl Items {
         within(None, 1) && (other_user.is_none() || within(other_user, SHARE_OF_OTHERS))
     }
 
-    /// Checks whether programs have closed the files that were open when the file system was killed.
+    /// Checks whether programs have closed the files that were open when an earlier file system was killed.
     fn look_at_held(&mut self) {
         for item in self.by_number.values_mut().filter(|item| item.held) {
             if let UnstoredContent::Left(left) = &item.what
@@ -153,7 +154,7 @@ impl Items {
         }
     }
 
-    /// Marks the first `wanted` file as busy, and returns it.
+    /// Marks the first file for which `wanted` is true as busy, and returns its number and content.
     fn begin(&mut self, wanted: impl Fn(&BacklogItem) -> bool) -> Option<(u64, UnstoredContent)> {
         let mut all = self.by_number.iter_mut();
         let (&number, item) = all.find(|(_, item)| !item.busy && !item.ended && wanted(item))?;
@@ -178,13 +179,13 @@ impl BacklogItem {
         }
     }
 
-    /// Whether the file was refused, not only delayed.
+    /// Whether the store refused the file, so that the file is not only delayed.
     fn is_refused(&self) -> bool {
         self.why.as_ref().is_some_and(|(why, _)| !is_passing(*why))
     }
 }
 
-/// Whether an error means that a node or the server is offline: the present attempt then continues later, and does not start over.
+/// Whether an error means that a node or the server is offline, so that the attempt continues later instead of starting over.
 fn is_passing(errno: Errno) -> bool {
     [
         Errno::HOSTUNREACH,
@@ -226,8 +227,8 @@ impl WriteBehind {
         live.count() + items.sealing.len()
     }
 
-    /// Waits until another file may be written asynchronously, as long as that can help and there is time. Returns whether it may. An `other_user` is
-    /// a user who only has a share.
+    /// Waits, as long as a wait can help, until another file may be written asynchronously. Returns whether it may. `other_user` is the
+    /// user if the user has only a share of the limits.
     pub(super) fn has_space(&self, other_user: Option<u32>) -> bool {
         let deadline = deadline::deadline();
         let mut items = self.items.lock();
@@ -249,7 +250,7 @@ impl WriteBehind {
         }
     }
 
-    /// Whether there is space for the bytes of a file that is about to be closed.
+    /// Whether the limits allow the bytes of a file that is about to be closed.
     pub(super) fn takes(&self, copy: &LocalFile, other_user: Option<u32>) -> bool {
         let bytes = copy.file.metadata().map_or(0, |stat| stat.len());
         let items = self.items.lock();
@@ -269,7 +270,7 @@ impl WriteBehind {
         self.changed.notify_all();
     }
 
-    /// Takes over the files of an earlier process.
+    /// Takes over the unstored files of an earlier process.
     pub(super) fn take_up(&self) -> Result<(), Error> {
         for found in self.spool.find()? {
             let ShelvedFile {
@@ -290,7 +291,7 @@ impl WriteBehind {
         Ok(())
     }
 
-    /// Whether an earlier process has left the file with this device and inode.
+    /// Whether an earlier process has left an unstored local file with this device number and inode.
     pub(super) fn has_left(&self, (device, inode): (u64, u64)) -> bool {
         let items = self.items.lock();
         items.by_number.values().any(|item| match &item.what {
@@ -302,7 +303,7 @@ impl WriteBehind {
         })
     }
 
-    /// Returns the file with the bytes that an earlier process has left of an inode.
+    /// Returns the metadata of the local file with bytes of an inode that an earlier process has left.
     pub(super) fn left_of(&self, ino: u64) -> Option<Metadata> {
         let items = self.items.lock();
         let mut of = items
@@ -316,8 +317,8 @@ impl WriteBehind {
         })
     }
 
-    /// Returns a user's files, or all, that are not stored: the number of files on their way, and reports about failed files. `again`:
-    /// refused files are tried once more before they are reported.
+    /// Returns the unstored files of a user (of all users for root): the number of files being stored, and reports about failed files. With
+    /// `again`, refused files are retried once before they are reported.
     pub(super) fn standing(&self, uid: u32, again: bool) -> (u64, Vec<Failed>) {
         let mut items = self.items.lock();
         items.look_at_held();
@@ -359,7 +360,7 @@ impl WriteBehind {
         (waiting as u64, failed.collect())
     }
 
-    /// Notes the outcome of an attempt.
+    /// Records the outcome of an attempt to store a file.
     fn end(&self, number: u64, outcome: AttemptOutcome) {
         let mut items = self.items.lock();
         let Some(item) = items.by_number.get_mut(&number) else {
@@ -400,7 +401,7 @@ impl WriteBehind {
         self.changed.notify_all();
     }
 
-    /// Waits until the present bytes of a file are at its node, or returns the error of the file's last attempt.
+    /// Waits until the current bytes of a file are at its node, or returns the error of the file's last attempt.
     fn wait(&self, ino: u64, store: impl Fn(u64, UnstoredContent)) -> Result<(), Error> {
         let deadline = deadline::deadline();
         let mut items = self.items.lock();
@@ -428,7 +429,8 @@ impl WriteBehind {
         }
     }
 
-    /// Prepares an open: bytes that an earlier process has left are stored first, if possible. An open for writing ends files that failed.
+    /// Prepares the open of a file: stores bytes that an earlier process has left, if possible. An open for writing drops failed bytes of
+    /// the file.
     fn clear(&self, ino: u64, write: bool, store: impl Fn(u64, UnstoredContent)) {
         let deadline = deadline::deadline();
         let mut items = self.items.lock();
@@ -463,7 +465,7 @@ impl WriteBehind {
 }
 
 impl OpenFiles {
-    /// Stores asynchronously written files, for as long as `goes_on`.
+    /// Stores asynchronously written files while `goes_on` returns true.
     pub(super) fn keep_storing(&self, goes_on: impl Fn() -> bool) {
         while goes_on() {
             self.look_at_seals();
@@ -488,7 +490,7 @@ impl OpenFiles {
         }
     }
 
-    /// Prepares a file for the next open.
+    /// Prepares a file in the spool for the next open.
     fn make_ready(&self) {
         if self.write_behind.spool.wants_one()
             && let Err(error) = self.write_behind.spool.prepare()
@@ -536,21 +538,21 @@ impl OpenFiles {
         }
     }
 
-    /// Whether a program has the same copy open for writing.
+    /// Whether a program has the same local copy open for writing.
     fn is_written_elsewhere(&self, open_file: &OpenFile) -> bool {
         let open = self.of_inode(open_file.key.ino);
         let mut others = open.iter().filter(|other| other.handle != open_file.handle);
         others.any(|other| other.write && !other.is_given())
     }
 
-    /// Removes the spool's file from a copy, and returns it.
+    /// Removes the spool file of a local copy from the copy, and returns it.
     fn spooled(&self, copy: &LocalFile) -> Option<UnstoredContent> {
         let record = copy.give_up_record()?;
         let file = copy.file.try_clone().ok()?;
         Some(UnstoredContent::Left(Arc::new((record, file))))
     }
 
-    /// Drops the bytes of versions that are sealed.
+    /// Drops the local bytes of versions that are sealed.
     fn look_at_seals(&self) {
         let mut items = self.write_behind.items.lock();
         let looked = items.looked.is_some_and(|at| at.elapsed() < SEAL_PAUSE);
@@ -583,7 +585,7 @@ impl OpenFiles {
         }
     }
 
-    /// Stores a file of the spool, in a version that is begun for it.
+    /// Stores the bytes of a spool file, in a new version of its file.
     fn store_left(&self, record: &ShelfRecord, file: &File) -> AttemptOutcome {
         if !is_closed(file) {
             return AttemptOutcome::Held;
@@ -603,7 +605,7 @@ impl OpenFiles {
         }
     }
 
-    /// Returns the copy and the object that is being sealed; `None` if the file is deleted.
+    /// Returns the local copy and the object that is being sealed; `None` if the file is deleted.
     fn store_again(
         &self,
         record: &mut ShelfRecord,
@@ -656,14 +658,14 @@ impl OpenFiles {
         stored.map(|copy| Some((Arc::new(copy), opened.object)))
     }
 
-    /// Waits until the closed bytes of a file are at its node; fails if that is impossible.
+    /// Waits until the closed bytes of a file are at its node; fails if this is impossible.
     pub(super) fn settle_stored(&self, ino: u64) -> Result<(), Error> {
         self.settle(ino);
         self.write_behind
             .wait(ino, |number, what| self.store(number, what))
     }
 
-    /// As `settle_stored`, on behalf of other clients.
+    /// Waits like `settle_stored`, on behalf of other clients and with a time limit.
     pub(super) fn settle_for_others(&self, ino: u64) {
         let stored = deadline::at_most(OTHERS_PATIENCE, || self.settle_stored(ino));
         if let Err(error) = stored {
@@ -681,7 +683,7 @@ impl OpenFiles {
         self.write_behind.clear(ino, write, store);
     }
 
-    /// Waits until all closed bytes are at their nodes, as far as possible.
+    /// Waits until all closed files are at their nodes, as far as possible.
     pub(super) fn store_all(&self) {
         self.settle_all();
         let inodes: BTreeSet<_> = {
@@ -702,7 +704,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn user_over_share_leaves_space_of_others() {
+    fn write_behind_limits_user_to_share_of_space() {
         let record = ShelfRecord {
             number: 1,
             inode: 1,

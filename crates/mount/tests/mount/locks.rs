@@ -1,4 +1,4 @@
-//! Locks between mounts, and the bytes that the next holder of a lock sees.
+//! Tests of locks between mounts, and of the bytes that the next holder of a lock sees.
 
 #![allow(
     missing_docs,
@@ -13,7 +13,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 
-/// A program that prints its steps, one line each, and waits for a line to continue.
+/// A program that prints its steps, one line each, and waits for a line before it continues.
 struct Program {
     child: Child,
     say: ChildStdin,
@@ -62,7 +62,7 @@ impl Program {
     }
 }
 
-/// Returns mounts of one cluster, in place and by HTTP.
+/// Returns pairs of mounts of one cluster, with direct access and over HTTP.
 fn mounts(cluster: &mut MountCluster) -> Vec<[Mounted; 2]> {
     let mut all = Vec::new();
     for in_place in [true, false] {
@@ -71,7 +71,7 @@ fn mounts(cluster: &mut MountCluster) -> Vec<[Mounted; 2]> {
     all
 }
 
-/// Takes a lock that protects another file, and adds one to that file.
+/// Script that takes the lock of a file, and adds one to the number in another file.
 const COUNT_BESIDE: &str = "
 for _ in range(int(path[1])):
     with open(path[0] + '/lock', 'a') as lock:
@@ -84,7 +84,7 @@ for _ in range(int(path[1])):
         os.rename(path[0] + '/new', path[0] + '/count')
 ";
 
-/// Adds one to a file that stays open, under a lock of that file.
+/// Script that adds one to the number in a file that stays open, under a lock of that file.
 const COUNT_WITHIN: &str = "
 f = os.open(path[0] + '/within', os.O_RDWR | os.O_CREAT)
 last = 0
@@ -97,7 +97,7 @@ for _ in range(int(path[1])):
     fcntl.lockf(f, fcntl.LOCK_UN)
 ";
 
-/// As [`COUNT_WITHIN`], for one file after the other: they are opened while others count in them.
+/// Script like [`COUNT_WITHIN`] that opens one file after the other while other programs count in them.
 const COUNT_MANY: &str = "
 for n in range(int(path[1])):
     f = os.open(path[0] + '/many%d' % n, os.O_RDWR | os.O_CREAT)
@@ -112,7 +112,7 @@ for n in range(int(path[1])):
     os.close(f)
 ";
 
-/// Adds one to a row of a database, by a connection that stays open.
+/// Script that adds one to a row of a database, by a connection that stays open.
 const COUNT_ROWS: &str = "
 db = sqlite3.connect(path[0] + '/db', timeout=120, isolation_level=None)
 for _ in range(int(path[1])):
@@ -122,7 +122,7 @@ for _ in range(int(path[1])):
 assert db.execute('PRAGMA integrity_check').fetchone() == ('ok',)
 ";
 
-/// Files of [`COUNT_MANY`].
+/// Number of files of [`COUNT_MANY`].
 const MANY: usize = 15;
 
 fn count(script: &str, mounts: &[Mounted; 2], times: usize) {
@@ -136,7 +136,7 @@ fn count(script: &str, mounts: &[Mounted; 2], times: usize) {
 }
 
 #[test]
-fn counter_beside_lock_file_is_exact_on_two_mounts() {
+fn counter_with_lock_file_is_exact_on_two_mounts() {
     if !can_mount() {
         return;
     }
@@ -200,7 +200,7 @@ say(db.execute('SELECT n FROM t').fetchone()[0])
     }
 }
 
-/// Appends a line to a file that stays open, under a lock, and reads nothing.
+/// Script that appends a line to a file that stays open, under a lock, and reads nothing.
 const APPEND: &str = "
 f = os.open(path[0] + '/log', os.O_RDWR | os.O_CREAT | os.O_APPEND)
 for _ in range(int(path[1])):
@@ -209,7 +209,7 @@ for _ in range(int(path[1])):
     fcntl.flock(f, fcntl.LOCK_UN)
 ";
 
-/// As [`APPEND`], in the manner of logs: open only for appending, and opened again for every third line.
+/// Script like [`APPEND`] that writes like a log: it opens the file only for appending, and again for every third line.
 const LOG: &str = "
 for n in range(int(path[1])):
     if n % 3 == 0: f = open(path[0] + '/log', 'a')
@@ -236,9 +236,9 @@ fn locked_appends_from_two_mounts_do_not_overlap() {
     }
 }
 
-/// An ordinary user's process gets from root's mounts the same as root's processes.
+/// A process of an ordinary user can take the same locks on root's mounts as a process of root.
 #[test]
-fn locks_work_for_ordinary_users() {
+fn ordinary_users_get_locks_on_mount_of_root() {
     if !can_mount() {
         return;
     }
@@ -257,9 +257,9 @@ fn locks_work_for_ordinary_users() {
     }
 }
 
-/// An unlock waits until the written bytes are visible. No other process gets the lock before.
+/// An unlock waits until the written bytes are visible. No other process gets the lock before the bytes are visible.
 #[test]
-fn lock_is_free_only_after_written_bytes_are_visible() {
+fn unlock_waits_until_written_bytes_are_visible() {
     if !can_mount() {
         return;
     }
@@ -303,7 +303,7 @@ say(os.pread(f, 9, 0).decode())
 }
 
 #[test]
-fn lock_downgrade_shows_written_bytes() {
+fn lock_downgrade_publishes_written_bytes() {
     if !can_mount() {
         return;
     }
@@ -375,7 +375,7 @@ say('closed')
 }
 
 #[test]
-fn open_with_truncate_cuts_file_of_other_writer() {
+fn open_with_truncate_truncates_file_of_other_writer() {
     if !can_mount() {
         return;
     }
@@ -422,7 +422,7 @@ os.close(f)
     }
 }
 
-/// Tries a lock by another program. Returns whether it was granted.
+/// Tries to lock a range in another process. Returns whether the lock was granted.
 fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
     let (start, length) = range;
     let kind = if exclusive { "LOCK_EX" } else { "LOCK_SH" };
@@ -438,7 +438,7 @@ fn is_free(path: &Path, range: (u64, u64), exclusive: bool) -> bool {
 }
 
 #[test]
-fn lock_ranges_split_and_closes_and_forks_count_everywhere() {
+fn lock_ranges_closes_and_forks_act_alike_on_all_mounts() {
     if !can_mount() {
         return;
     }
@@ -644,7 +644,7 @@ say(open(path[1]).read())
 }
 
 #[test]
-fn mount_without_locks_blocks_nobody_after_restart() {
+fn mount_without_locks_delays_no_lock_after_server_restart() {
     if !can_mount() {
         return;
     }
@@ -662,7 +662,7 @@ fn mount_without_locks_blocks_nobody_after_restart() {
 }
 
 #[test]
-fn locks_of_one_user_are_bounded() {
+fn number_of_locks_of_one_user_is_limited() {
     if !can_mount() {
         return;
     }

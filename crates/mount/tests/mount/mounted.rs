@@ -1,4 +1,4 @@
-//! The mounted file system on a real server and real nodes, opened in place and over HTTP alike.
+//! Tests of the mounted file system on a real server and real nodes, with direct access and over HTTP alike.
 //! The sentences of `docs/semantics.md` and `docs/consistency.md` stand above the tests that prove them.
 
 #![allow(unsafe_code, reason = "memory maps")]
@@ -16,7 +16,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// Runs a test once in place and once over HTTP.
+/// Runs a test once with direct access and once over HTTP.
 fn both(test: impl Fn(&mut MountCluster, Mounted)) {
     if !can_mount() {
         return;
@@ -29,7 +29,7 @@ fn both(test: impl Fn(&mut MountCluster, Mounted)) {
     }
 }
 
-/// Repeats a check until it is true; changes by another process take a moment.
+/// Repeats a check until it is true, because changes by another process take a moment.
 fn soon(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + Duration::from_secs(30);
     while !so() {
@@ -65,9 +65,9 @@ fn unmap(bytes: &'static mut [u8]) {
     unsafe { rustix::mm::munmap(bytes.as_mut_ptr().cast(), bytes.len()).unwrap() }
 }
 
-/// Written bytes are read at once, by everyone on the mount.
+/// Written bytes are read at once, by all programs on the mount.
 #[test]
-fn written_bytes_are_read_back() {
+fn written_bytes_are_read_on_same_mount_at_once() {
     both(|_, mounted| {
         let path = mounted.join("f");
         let data: Vec<u8> = (0..9_000_001u32)
@@ -87,7 +87,7 @@ fn written_bytes_are_read_back() {
     });
 }
 
-/// On one mount, a file that is being written is one file for all its openers. It stays one file after the seal.
+/// On one mount, a file that is being written is one file for all its openers. The file stays one file after the seal.
 #[test]
 fn readers_and_writers_share_one_file() {
     both(|_, mounted| {
@@ -143,8 +143,7 @@ fn readers_and_writers_share_one_file() {
     });
 }
 
-/// A version from another mount is another file for readers of the earlier version. These readers keep the earlier
-/// version.
+/// A version from another mount is another file for readers of the earlier version. Readers of the earlier version keep that version.
 #[test]
 fn readers_keep_version_when_another_mount_writes() {
     if !can_mount() {
@@ -195,11 +194,10 @@ fn readers_keep_version_when_another_mount_writes() {
     }
 }
 
-/// The Linux kernel writes this file by itself, because the file was opened while there was no other mount. Such a file
-/// has one writing mount: opening it for writing on another mount fails with `ETXTBSY`. Any number of waiting openers
-/// block nobody else.
+/// The Linux kernel writes this file directly, because the file was opened while there was no other mount. Such a file has one writing
+/// mount: opening it for writing on another mount fails with `ETXTBSY`. Any number of waiting openers block no other operation.
 #[test]
-fn openers_of_busy_file_block_nobody_else() {
+fn waiting_openers_of_busy_file_block_no_other_operation() {
     if !can_mount() {
         return;
     }
@@ -249,7 +247,7 @@ fn fallocate_allocates_and_frees_ranges() {
     });
 }
 
-/// Opening a sealed file for writing without changing anything makes no new version.
+/// Opening a sealed file for writing without changing any byte creates no new version.
 #[test]
 fn open_for_write_without_change_keeps_version() {
     both(|_, mounted| {
@@ -298,7 +296,7 @@ fn open_without_write_after_close_keeps_mtime() {
     });
 }
 
-/// A file is updated in place as far as its users can see.
+/// Writes to parts of a file change the file in place as far as programs can see.
 #[test]
 fn partial_writes_update_file() {
     both(|_, mounted| {
@@ -325,7 +323,7 @@ fn partial_writes_update_file() {
     });
 }
 
-/// `truncate` makes a new version of the kept bytes.
+/// `truncate` creates a new version with the kept bytes.
 #[test]
 fn truncate_keeps_and_extends_bytes() {
     both(|_, mounted| {
@@ -350,9 +348,9 @@ fn truncate_keeps_and_extends_bytes() {
     });
 }
 
-/// A file without a name remains for the processes that have it open.
+/// A file without a name remains readable and writable for the processes that have it open.
 #[test]
-fn unlinked_file_works_while_open() {
+fn unlinked_file_is_readable_and_writable_while_open() {
     both(|_, mounted| {
         let path = mounted.join("f");
         fs::write(&path, "sealed").unwrap();
@@ -387,7 +385,7 @@ fn unlinked_file_works_while_open() {
 
 /// Renaming onto an open file leaves that open file as it was.
 #[test]
-fn rename_replaces_atomically() {
+fn rename_replaces_file_and_keeps_its_open_handles() {
     both(|_, mounted| {
         let (a, b) = (mounted.join("a"), mounted.join("b"));
         fs::write(&a, "a").unwrap();
@@ -402,7 +400,7 @@ fn rename_replaces_atomically() {
     });
 }
 
-/// Times, owner and mode can be set while a file is written and are kept by its seal.
+/// Programs can set times, owner and mode while a file is written, and the seal keeps them.
 #[test]
 fn attributes_set_during_write_are_kept_by_seal() {
     both(|_, mounted| {
@@ -437,7 +435,7 @@ fn attributes_set_during_write_are_kept_by_seal() {
     });
 }
 
-/// Mode and owner as a mount shows them.
+/// Returns the permission bits and the owner of a file, as a mount shows them.
 fn rights(mounted: &Mounted, name: &str) -> (u32, u32) {
     let meta = fs::metadata(mounted.join(name)).unwrap();
     (meta.mode() & 0o7777, meta.uid())
@@ -448,7 +446,7 @@ fn set_mode(file: &File, mode: u32) {
     file.set_permissions(permissions).unwrap();
 }
 
-/// Returns a new open file of another user, with more permissions than at its creation.
+/// Returns a new open file of another user, with more permission bits than at its creation.
 fn changed_file(mounted: &Mounted, name: &str) -> File {
     let mut file = File::create(mounted.join(name)).unwrap();
     file.write_all(b"x").unwrap();
@@ -458,8 +456,8 @@ fn changed_file(mounted: &Mounted, name: &str) -> File {
     file
 }
 
-/// Changes of a new file's attributes during the write are sent with its bytes, or earlier, when `fsync` or a rename
-/// acknowledges them.
+/// The mount sends changes of a new file's attributes during the write with the file's bytes, or earlier, when `fsync` or a rename
+/// acknowledges the changes.
 #[test]
 fn new_file_attributes_arrive_with_its_bytes() {
     both(|cluster, mounted| {
@@ -492,10 +490,9 @@ fn new_file_attributes_arrive_with_its_bytes() {
     });
 }
 
-/// Attributes that others set on a file during its write are kept. Names that others change have no effect on its
-/// attributes.
+/// Attributes that other clients set on a file during its write are kept. Names that others change have no effect on its attributes.
 #[test]
-fn new_file_attributes_merge_with_foreign_changes() {
+fn new_file_attributes_merge_with_changes_by_other_mounts() {
     both(|cluster, mounted| {
         let other = cluster.mount(true);
         let theirs = |name| {
@@ -529,7 +526,7 @@ fn new_file_attributes_merge_with_foreign_changes() {
     });
 }
 
-/// The right to read a file outlives its close, and ends when the file is deleted: nothing is held for ever.
+/// The mount's right to read a file outlives the file's close, and ends when the file is deleted, so that the node can remove the object.
 #[test]
 fn file_read_over_http_can_be_removed() {
     if !can_mount() {
@@ -580,7 +577,7 @@ fn file_read_over_http_can_be_removed() {
 
 /// Memory maps, holes and descriptors that are duplicated work as on a local file system.
 #[test]
-fn shared_maps_and_holes_work() {
+fn memory_maps_holes_and_dup_act_as_on_local_file_system() {
     if !can_mount() {
         return;
     }
@@ -618,7 +615,7 @@ fn shared_maps_and_holes_work() {
 
 /// Other mounts see a file after its seal, and see new, renamed and removed names at once.
 #[test]
-fn mounts_see_changes_of_each_other() {
+fn mount_sees_new_renamed_and_removed_names_of_other_mount() {
     if !can_mount() {
         return;
     }
@@ -713,7 +710,7 @@ fn closed_bytes_are_visible_on_all_mounts() {
     }
 }
 
-/// Extended attributes in `user.` are kept.
+/// The mount keeps extended attributes in `user.`.
 #[test]
 fn user_xattrs_are_kept() {
     use rustix::fs::{XattrFlags, getxattr, listxattr, removexattr, setxattr};
@@ -734,7 +731,7 @@ fn user_xattrs_are_kept() {
     });
 }
 
-/// Large directories are listed whole, and again after `rewinddir`.
+/// The mount lists large directories completely, and again after `rewinddir`.
 #[test]
 fn large_directory_is_listed_completely() {
     both(|_, mounted| {
@@ -758,7 +755,7 @@ fn large_directory_is_listed_completely() {
     });
 }
 
-/// Open files work after a restart of the server, and files closed during the restart are sealed after it.
+/// Open files work after a restart of the server, and files closed during the restart are sealed afterwards.
 #[test]
 fn open_files_survive_server_restart() {
     both(|cluster, mounted| {
@@ -787,8 +784,7 @@ fn open_files_survive_server_restart() {
     });
 }
 
-/// Unmounting seals files that are still being written, with their bytes of that moment. Later writes are not part of
-/// the file.
+/// Unmounting seals files that are still being written, with their current bytes. Later writes are not part of the file.
 #[test]
 fn unmount_seals_open_files() {
     both(|cluster, mounted| {
@@ -842,7 +838,7 @@ fn control_directory_shows_nodes_users_and_lineage() {
 
 /// The first requests of a mount are answered while another mount changes the tree.
 #[test]
-fn mount_starts_while_another_writes() {
+fn new_mount_answers_while_another_mount_changes_tree() {
     if !can_mount() {
         return;
     }

@@ -1,5 +1,5 @@
-//! Mountpoints: refused where a mount would hide files, unmounted by their own mount only, and protected from writes while nothing is
-//! mounted.
+//! Tests of mountpoints: they are refused if a mount would hide files, unmounted only by their own mount, and protected from writes while
+//! nothing is mounted.
 
 #![allow(
     clippy::unwrap_used,
@@ -17,7 +17,6 @@ use std::sync::mpsc;
 use std::time::Duration;
 use tidemill_mount::mountpoint::{self, give_back};
 
-/// Returns the number of mounts at a path.
 fn mounts(path: &Path) -> usize {
     let table = fs::read_to_string("/proc/self/mounts").unwrap();
     let path = format!(" {} ", path.display());
@@ -26,7 +25,7 @@ fn mounts(path: &Path) -> usize {
 
 /// A mountpoint in use is refused, and its mount continues to work.
 #[test]
-fn live_mountpoint_is_refused() {
+fn mount_on_used_mountpoint_is_refused() {
     if !can_mount() {
         return;
     }
@@ -75,7 +74,7 @@ fn unmount_removes_only_own_mount() {
     give_back(&path).unwrap();
 }
 
-/// The bare directory of a mount that was detached refuses files. After an orderly end, the directory can be removed.
+/// The bare directory of a detached mount refuses files. After an orderly end, the directory can be removed.
 #[test]
 fn bare_directory_refuses_files_until_orderly_unmount() {
     if !can_mount() {
@@ -109,8 +108,7 @@ fn bare_directory_refuses_files_until_orderly_unmount() {
     fs::remove_dir_all(&path).unwrap();
 }
 
-/// The mount was killed and cannot end, or was stopped: every request to it waits for ever. A new mount there gets an
-/// error.
+/// The mount was killed and cannot end, or was stopped, so every request to it waits forever. A new mount on the same path gets an error.
 #[test]
 fn unresponsive_mountpoint_is_refused_without_blocking() {
     if !can_mount() {

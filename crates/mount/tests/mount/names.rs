@@ -1,5 +1,5 @@
-//! Names as programs rely on them: created names exist, replaced content is new, on every mount, whatever others do to the directory at the
-//! same time.
+//! Names as programs rely on them: created names exist and replaced content is new, on every mount, whatever other programs do to the
+//! directory at the same time.
 
 #![allow(
     clippy::unwrap_used,
@@ -15,7 +15,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::scope;
 
-/// A cluster with a mount in place and one over HTTP, in both orders.
+/// Runs a test on a cluster with a mount with direct access and a mount over HTTP, in both orders.
 fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
     if !can_mount() {
         return;
@@ -28,7 +28,7 @@ fn two_mounts(test: impl Fn(&Mounted, &Mounted)) {
     }
 }
 
-/// Repeats a function during `work` until that is done.
+/// Repeats a function `repeat` until `work` ends. Returns the result of `work`.
 fn while_repeating<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> T {
     let over = AtomicBool::new(false);
     scope(|scope| {
@@ -45,7 +45,7 @@ fn while_repeating<T>(repeat: impl Fn(u64) + Sync, work: impl FnOnce() -> T) -> 
     })
 }
 
-/// Created names exist, although others change the directory's attributes and entries at the same time.
+/// Created names exist, although other programs change the directory's attributes and entries at the same time.
 #[test]
 fn created_names_exist_while_others_change_directory() {
     two_mounts(|one, two| {
@@ -81,7 +81,7 @@ fn created_names_exist_while_others_change_directory() {
     });
 }
 
-/// A rename onto a name publishes the content with it: no reader ever finds the file empty, truncated or missing.
+/// A rename onto a name publishes the content with the name: no reader ever finds the file empty, truncated or missing.
 #[test]
 fn file_saved_by_rename_is_always_whole() {
     two_mounts(|one, two| {
@@ -105,7 +105,7 @@ fn file_saved_by_rename_is_always_whole() {
     });
 }
 
-/// A second name publishes the content, too. So does the rename of a directory, for all files written below it.
+/// A new hard link publishes the content, too. The rename of a directory publishes all files written below it.
 #[test]
 fn renamed_or_linked_files_are_whole_on_other_mounts() {
     two_mounts(|one, two| {
@@ -136,7 +136,7 @@ fn renamed_or_linked_files_are_whole_on_other_mounts() {
     });
 }
 
-/// A file that is open for writing when it is renamed has its new name at once. Its content follows at the close.
+/// A file that is open for writing when it is renamed has its new name at once. The file's content is published at the close.
 #[test]
 fn content_follows_at_close_if_open_file_is_renamed() {
     two_mounts(|one, two| {
@@ -203,7 +203,7 @@ fn listing_never_revives_removed_names() {
 
 /// A program saves by rename while `ls -l` runs all the time: readers get the last saved content.
 #[test]
-fn last_saved_content_is_read_while_directory_is_listed() {
+fn file_saved_by_rename_is_read_while_directory_is_listed() {
     two_mounts(|one, _| {
         let here = one.join("d");
         fs::create_dir(&here).unwrap();
@@ -227,9 +227,9 @@ fn last_saved_content_is_read_while_directory_is_listed() {
     });
 }
 
-/// Only one process creates a name, on whichever mounts the processes ask.
+/// Only one process creates a name, even if the processes use different mounts.
 #[test]
-fn name_is_created_once() {
+fn exclusive_create_succeeds_once_on_all_mounts() {
     two_mounts(|one, two| {
         let made = |mounted: &Mounted| -> Vec<bool> {
             (0..200)
@@ -246,9 +246,9 @@ fn name_is_created_once() {
     });
 }
 
-/// The links, times and kinds that a rename changes are known at once.
+/// The mount shows the links, times and kinds that a rename changes at once.
 #[test]
-fn attributes_follow_renames() {
+fn rename_updates_links_times_and_kinds_at_once() {
     two_mounts(|one, _| {
         let path = |name: &str| one.join(name);
         for name in ["a", "b", "c"] {
@@ -279,9 +279,9 @@ fn attributes_follow_renames() {
     });
 }
 
-/// No entry gets the name of the control directory, or of the link to it, and neither can be removed.
+/// No entry gets the name of the control directory, or of the link to it, and neither name can be removed.
 #[test]
-fn control_directory_names_are_refused() {
+fn creating_or_removing_control_directory_names_is_refused() {
     two_mounts(|one, _| {
         fs::create_dir(one.join("d")).unwrap();
         fs::write(one.join("f"), "keep").unwrap();

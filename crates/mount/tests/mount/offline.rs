@@ -15,7 +15,7 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-/// Repeats a check until it is true; changes by another process take a moment.
+/// Repeats a check until it is true, because changes by another process take a moment.
 fn soon(what: &str, mut so: impl FnMut() -> bool) {
     within(Duration::from_secs(60), what, &mut so);
 }
@@ -36,7 +36,7 @@ fn pin(directory: &Path, node: usize) {
     rustix::fs::setxattr(directory, name, value.as_bytes(), flags).unwrap();
 }
 
-/// Returns lines of `.tidemill/status`: the number of waiting versions, and the reason.
+/// Returns lines of `.tidemill/status`: the number of waiting versions, and the reason why they wait.
 fn unsealed(mounted: &Mounted) -> (usize, String) {
     let status = fs::read_to_string(mounted.join(".tidemill/status")).unwrap();
     let line = |name: &str| {
@@ -51,10 +51,9 @@ fn reads(mounted: &Mounted, name: &str) -> String {
     fs::read_to_string(mounted.join(name)).unwrap_or_default()
 }
 
-/// A closed version is sealed, however often the seal fails. Until then this mount reads the new bytes, and other
-/// versions are sealed.
+/// A closed version is sealed, however often the seal fails. Until the seal this mount reads the new bytes, and other versions are sealed.
 #[test]
-fn seal_is_retried_and_blocks_nothing_else() {
+fn failing_seal_is_retried_and_blocks_no_other_seal() {
     if !can_mount() {
         return;
     }
@@ -111,7 +110,7 @@ fn seals_continue_after_server_restart() {
     }
 }
 
-/// Only the server's answer ends the wait: a deleted file needs no seal.
+/// Only the server's answer ends the wait for a seal: a deleted file needs no seal.
 #[test]
 fn deleted_file_waits_for_no_seal() {
     if !can_mount() {
@@ -131,7 +130,7 @@ fn deleted_file_waits_for_no_seal() {
     assert!(!mounted.join("offline/f").exists());
 }
 
-/// Over HTTP, written bytes are sent until they arrive.
+/// Over HTTP, the mount sends written bytes until they arrive at the node.
 #[test]
 fn written_bytes_are_resent_until_node_returns() {
     if !can_mount() {
@@ -160,9 +159,9 @@ fn written_bytes_are_resent_until_node_returns() {
     });
 }
 
-/// A request without an answer is sent again, and has its effect once.
+/// The mount sends a request without an answer again, and the request has its effect once.
 #[test]
-fn operation_with_lost_answer_has_effect_once() {
+fn operation_with_lost_answer_is_repeated_with_one_effect() {
     if !can_mount() {
         return;
     }
@@ -232,7 +231,7 @@ fn exchange(a: &Path, b: &Path) -> std::io::Result<()> {
     Ok(renameat_with(CWD, a, CWD, b, RenameFlags::EXCHANGE)?)
 }
 
-/// Starts a program and waits until it waits in the kernel for the mount.
+/// Starts a program and waits until it waits in a system call for the mount.
 fn waiting(mut command: Command) -> Child {
     let child = command.spawn().unwrap();
     let place = format!("/proc/{}/wchan", child.id());
@@ -243,10 +242,10 @@ fn waiting(mut command: Command) -> Child {
     child
 }
 
-/// Shorter than the time limit of an operation.
+/// Time that is shorter than the time limit of an operation.
 const AT_ONCE: Duration = Duration::from_secs(15);
 
-/// A waiting program can be ended at any time.
+/// A program that waits for the mount can be ended at any time.
 #[test]
 fn waiting_program_can_be_killed() {
     if !can_mount() {

@@ -1,8 +1,9 @@
-//! Write attempts in the external store. A row exists before any byte is sent. The transaction that records the finished file deletes it.
+//! Write attempts in the external store. The database has a row for an attempt before any byte is sent. The transaction that records the
+//! finished file deletes the row.
 //!
-//! A process may find the bytes of an object under the object's name. The row shows whether an earlier, killed process wrote them or
-//! another program. The store keeps the parts of interrupted multipart uploads. This module aborts such uploads when the
-//! file exists or when the object no longer exists.
+//! A process may find the bytes of an object under the object's name. The row shows whether an earlier, killed process wrote the bytes or
+//! another program. The external store keeps the parts of interrupted multipart uploads. This module aborts such uploads when the file
+//! exists or when the object no longer exists.
 
 use super::packs::now_s;
 use super::rows::{self, Attempt};
@@ -12,14 +13,14 @@ use crate::store::StoreError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_core::id::ObjectId;
 
-/// Maximum difference between the store's clock and the host's clock in seconds. S3 accepts no larger difference.
+/// Maximum difference between the external store's clock and the host's clock in seconds. S3 accepts no larger difference.
 const CLOCKS_S: i64 = 16 * 60;
-/// Time in seconds before the attempts of a missing object are cleaned up. The object may be created again when its label is run again.
+/// Time in seconds before the attempts of a missing object are cleaned up, because a repeated label may create the object again.
 const UNUSED_S: i64 = 3600;
-/// Interval of checks whether a name is free again.
+/// Interval at which a thread checks whether a claimed name is free again.
 const PERIOD: Duration = Duration::from_millis(10);
 
-/// Exclusive claim of a name.
+/// Exclusive claim of a name in the external store.
 struct NameClaim<'a>(&'a Backend, &'a str);
 
 impl Drop for NameClaim<'_> {
@@ -34,12 +35,12 @@ impl Backend {
         is_free.then_some(NameClaim(self, path))
     }
 
-    /// Records that objects are about to be written under these names.
+    /// Records that the node is about to write objects under these names.
     pub(super) fn attempt(&self, all: Vec<(String, ObjectId)>) -> Result<(), StoreError> {
         self.attempt_since(all, now_s() - CLOCKS_S)
     }
 
-    /// Records that an existing object is about to get another name. If the object has been removed, it is not created again.
+    /// Records that an existing object is about to get another name. If the object has been removed, the function does not create it again.
     pub(super) fn attempt_aside(&self, path: &str, object: ObjectId) -> Result<(), StoreError> {
         self.attempt_since(vec![(path.to_owned(), object)], 0)
     }
@@ -53,19 +54,19 @@ impl Backend {
         noted.map_err(|error| self.failed(&error))
     }
 
-    /// Returns whether writing an object under that name was started before this attempt.
+    /// Returns whether a write of an object under this name was started before the current attempt.
     pub(super) fn is_again(&self, path: &str, object: ObjectId) -> Result<bool, StoreError> {
         let again = self.db.read(|db| rows::again(db, path, object));
         again.map_err(|error| self.failed(&error))
     }
 
-    /// Returns whether writing an object under that name was started.
+    /// Returns whether a write of an object under this name was started.
     pub(super) fn has_attempt(&self, path: &str, object: ObjectId) -> Result<bool, StoreError> {
         let known = self.db.read(|db| rows::has_attempt(db, path, object));
         known.map_err(|error| self.failed(&error))
     }
 
-    /// Calls `write` while it holds the claim of a name under which data of an interrupted write may exist.
+    /// Calls `write` while holding the claim of a name under which data of an interrupted write may exist.
     pub(super) fn writing<T>(&self, path: &str, write: impl FnOnce() -> T) -> T {
         let _claim = loop {
             match self.claim(path) {
@@ -77,7 +78,7 @@ impl Backend {
         write()
     }
 
-    /// Removes the data of ended attempts. Returns whether all could be removed.
+    /// Removes the data of ended attempts from the external store. Returns whether all data could be removed.
     pub(super) fn tidy_attempts(&self) -> bool {
         let before_s = now_s() - CLOCKS_S - UNUSED_S;
         let attempts = self.db.read(|db| rows::attempts(db, before_s));

@@ -1,5 +1,5 @@
-//! Attached directories of the cluster, which mirror a part of the external store in both directions. The follower that scans the store and creates
-//! files asks this module which objects are known, and records new versions here.
+//! Attached directories of the cluster, which mirror a part of the external store in both directions. The follower, which scans the store
+//! and creates files, asks this module for the known objects, and records new versions in this module.
 
 use super::rows::{self, FileOrigin};
 use super::uploading::alternative_of;
@@ -13,22 +13,22 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 
-/// Key of the attached directories in the table `identity`.
+/// Key of the list of attached directories in the database table `identity`.
 const ATTACHED: &str = "backend attached";
-/// Maximum number of remembered, removed objects that one call compares with the store.
+/// Maximum number of remembered, removed objects that one call of [`Follower::forget_some`] compares with the store.
 const REMEMBERED_MAX: u32 = 100;
 
-/// Attached directory.
+/// Directory of the cluster that mirrors a part of the external store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AttachedDirectory {
     /// Full path of the directory in the cluster.
     pub directory: String,
-    /// Path of the directory in the store; empty: the whole store.
+    /// Path of the attached part in the external store; empty for the whole store.
     pub prefix: String,
 }
 
 impl AttachedDirectory {
-    /// Returns the name in the directory of a path of the store; `None` if the path is not below the prefix.
+    /// Returns the name in the attached directory for a path of the store; `None` if the path is not below the prefix.
     #[must_use]
     pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         match self.prefix.as_str() {
@@ -37,13 +37,13 @@ impl AttachedDirectory {
         }
     }
 
-    /// Returns the path in the store of a file of the directory.
+    /// Returns the path in the external store for a file of the attached directory.
     fn inside(&self, path: &str) -> Option<String> {
         let name = path.strip_prefix(&self.directory)?.strip_prefix('/')?;
         Some(self.at(name))
     }
 
-    /// Returns the path in the store of a name in the directory.
+    /// Returns the path in the external store for a name in the attached directory.
     #[must_use]
     pub fn at(&self, name: &str) -> String {
         match self.prefix.as_str() {
@@ -59,18 +59,18 @@ pub(super) fn kept(db: &Connection) -> rusqlite::Result<Vec<AttachedDirectory>> 
     Ok(serde_json::from_slice(&kept).unwrap_or_default())
 }
 
-/// Knowledge of the node about a file of its store.
+/// Versions that the node knows for a file of its external store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownFile {
-    /// Version that the node itself wrote to this file.
+    /// Version whose bytes the node itself wrote to this file.
     pub ours: Option<ObjectId>,
     /// Versions whose content is this file.
     pub versions: Vec<ObjectId>,
-    /// Versions whose content was at this path before.
+    /// Versions whose content was a former file at this path.
     pub before: Vec<ObjectId>,
 }
 
-/// Interface to a node's store for the follower that scans it.
+/// Interface to a node's external store for the follower that scans the store.
 #[derive(Clone, Debug)]
 pub struct Follower(Arc<Backend>);
 
@@ -79,10 +79,10 @@ impl Follower {
         Self(backend)
     }
 
-    /// Attaches exactly these directories. New files of the directories are written to their paths in the store.
+    /// Attaches exactly these directories. The node writes new files of the directories to their paths in the external store.
     ///
     /// # Errors
-    /// If the database can't store the list.
+    /// The database can't store the list.
     pub async fn attach(&self, attached: Vec<AttachedDirectory>) -> Result<(), DbError> {
         if *self.0.attached.read() == attached {
             return Ok(());
@@ -94,11 +94,11 @@ impl Follower {
         Ok(())
     }
 
-    /// Returns the knowledge about a file of the store. Blocks until concurrent writes to this path end. Do not call it on a runtime
-    /// thread.
+    /// Returns the versions that the node knows for a file of the store. Blocks until concurrent writes to this path end. Must not be
+    /// called on a runtime thread.
     ///
     /// # Errors
-    /// If the database can't be read.
+    /// The database can't be read.
     pub fn known(&self, placed: &BackendFile) -> Result<KnownFile, DbError> {
         let _turn = self.0.turn(&placed.path);
         let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
@@ -126,28 +126,28 @@ impl Follower {
         Ok(known)
     }
 
-    /// Returns whether the node itself may have given a file this name. The node may also remove such a file, so that a listed name
-    /// may no longer exist.
+    /// Returns whether the node itself may have given a file this name. The node may also remove such a file, so that a listed name may no
+    /// longer exist.
     #[must_use]
     pub fn may_be_own(path: &str) -> bool {
         alternative_of(path).is_some()
     }
 
-    /// Makes a file of the store the content of this version. Do not call it on a thread of a runtime.
+    /// Makes a file of the external store the content of a version. Must not be called on a runtime thread.
     ///
     /// # Errors
-    /// If the cache or the database fails.
+    /// The cache or the database returns an error.
     pub fn follow(&self, object: ObjectId, placed: BackendFile) -> Result<(), StoreError> {
         self.0.writable(object)?;
         self.0.keep(object, placed, FileOrigin::Followed)?;
         self.0.cache.remove(object).map(drop)
     }
 
-    /// Checks that the store is the one that holds the node's files. Call it before you treat missing files as deleted. If the node
-    /// has put no file into the store, the check can't tell and succeeds.
+    /// Checks that the external store is the store that holds the node's files. Must be called before missing files are treated as deleted.
+    /// If the node has put no file into the store, the check can't detect another store and succeeds.
     ///
     /// # Errors
-    /// If the store is another one or does not answer.
+    /// The store is another store or does not answer.
     pub async fn is_there(&self) -> Result<(), BackendFailure> {
         let any = self.0.db.read(rows::any_put);
         match any.map_err(|error| BackendFailure::Other(error.to_string()))? {
@@ -156,7 +156,7 @@ impl Follower {
         }
     }
 
-    /// Returns whether a version is on its way to the store.
+    /// Returns whether the upload of a version to the external store is pending.
     #[must_use]
     pub fn is_waiting(&self, object: ObjectId) -> bool {
         let waits = {
@@ -166,7 +166,7 @@ impl Follower {
         waits || (self.0.cache.stat(object).is_ok() && !self.0.is_far(object))
     }
 
-    /// Returns the paths of the store where a read found another file than the version, since the last call.
+    /// Returns the paths of the external store at which a read found another file than the version's, since the last call.
     #[must_use]
     pub fn changed(&self) -> BTreeSet<String> {
         self.0.reach.take_changed()
@@ -187,11 +187,11 @@ impl Follower {
         known.unseen.retain(|remote, _| is_attached(remote));
     }
 
-    /// Forgets some remembered rows of removed versions whose files no longer exist in the store. Returns the start of the next call. Do
-    /// not call it on a thread of a runtime.
+    /// Forgets some remembered rows of removed versions whose files no longer exist in the store. Returns the start of the next call. Must
+    /// not be called on a runtime thread.
     ///
     /// # Errors
-    /// If the database fails.
+    /// The database returns an error.
     pub fn forget_some(&self, after: ObjectId) -> Result<ObjectId, DbError> {
         let backend = &self.0;
         let some = backend
@@ -223,7 +223,7 @@ impl Follower {
 }
 
 impl Backend {
-    /// Returns the path in the store of a file of the cluster, if its directory is attached.
+    /// Returns the path in the external store of a file of the cluster, if the file's directory is attached.
     pub(super) fn inside(&self, path: &str) -> Option<String> {
         let attached = self.attached.read();
         attached.iter().find_map(|attached| attached.inside(path))

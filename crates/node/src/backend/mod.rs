@@ -1,8 +1,9 @@
-//! Store of a node whose files are kept in a backend: in an external file system or in an object store. The module uses the
-//! node's directory, its database and the external store.
+//! Store of a node whose files are kept in a backend: in an external file system or in an object store. The module uses the node's
+//! directory, its database and the external store.
 //!
-//! New data first becomes a file of the node's directory: it is in the **cache**. An object is **durable** when the backend holds it, under
-//! the name of its file. Durable objects stay in the cache as long as the limit of cached bytes allows. Other reads use the backend.
+//! New data first becomes a file of the node's directory: it is in the **cache**. An object is **durable** when the external store has the
+//! object, under the name of its file. Durable objects stay in the cache up to the limit of cached bytes. Reads of other objects use the
+//! external store.
 //!
 //! ```text
 //!    written, fetched ─► cache (directory) ──upload──► external store
@@ -57,83 +58,83 @@ use tidemill_kernel::PrivateFile;
 use tidemill_kernel::locks::ProcFile;
 use tidemill_wire::{condition, v1};
 
-/// Capacity of a node whose external store has no configured limit: 1 PiB.
+/// Capacity in bytes of a node whose external store has no configured limit: 1 PiB.
 const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
 
-/// Default limit of durable bytes that are kept in the cache.
+/// Default limit of the bytes of durable objects in the cache.
 pub const CACHE_BYTES_MAX_DEFAULT: u64 = 4 << 30;
 
-/// Linux's identifier of the current boot of the host.
+/// File with Linux's identifier of the current boot of the host.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
-/// Key of the last seen boot identifier in the table `identity`.
+/// Key of the last seen boot identifier in the database table `identity`.
 const BOOT: &str = "backend boot";
 
-/// Time for which a refusal of the store is reported. The store is retried sooner.
+/// Time for which the node reports a refusal of the external store. The node retries sooner.
 const REFUSED: Duration = Duration::from_secs(60);
 
-/// Number of locks for names. Objects with the same name are uploaded one after the other.
+/// Number of locks for file names. Objects with the same name are uploaded one after the other.
 const TURNS: usize = 64;
 
-/// Pending answer of a store.
+/// Future of an external store's answer.
 pub type BackendFuture<'a, T> =
     Pin<Box<dyn Future<Output = Result<T, BackendFailure>> + Send + 'a>>;
 
-/// Source of the next bytes to write. It returns `None` at the end.
+/// Source of the next bytes to write to an external store; returns `None` at the end.
 pub type BackendBytes<'a> = Box<dyn FnMut() -> std::io::Result<Option<Bytes>> + Send + 'a>;
 
-/// File of an external store, as the last `stat` saw it.
+/// File of an external store, as the last `stat` returned it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BackendFile {
-    /// Path below the root of the store.
+    /// Path of the file below the root of the external store.
     pub path: String,
-    /// Size in bytes.
+    /// Size of the file in bytes.
     pub size: u64,
     /// Tag that changes when the file changes.
     pub tag: String,
-    /// Whether the store itself refuses to read a file with another tag.
+    /// Whether the external store itself refuses to read the file if its tag has changed.
     pub checked: bool,
 }
 
-/// Files that a write may replace.
+/// Existing file that a write to an external store may replace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum BackendOverwrite {
-    /// Any file: no other program uses the name.
+    /// The write may replace any file: no other program uses the name.
     Anything,
-    /// No file: the write fails if the name is taken.
+    /// The write may replace no file: it fails if the name is taken.
     Nothing,
-    /// Only this file.
+    /// The write may replace only this file.
     This(BackendFile),
 }
 
 /// Reason why an external store did not execute a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum BackendFailure {
-    /// The store has no such file.
+    /// The external store has no such file.
     #[error("it does not exist")]
     Missing,
-    /// The store has another file of that name.
+    /// The external store has another file of that name.
     #[error("it has been replaced by another file")]
     Changed,
-    /// The store does not answer.
+    /// The external store does not answer.
     #[error("the store did not answer within one minute")]
     Silent,
-    /// Any other failure, as human-readable text.
+    /// Any other failure, with a human-readable message.
     #[error("{0}")]
     Other(String),
 }
 
 impl BackendFailure {
-    /// Returns whether the expected file certainly no longer exists.
+    /// Returns whether the failure means that the expected file certainly no longer exists.
     fn is_loss(&self) -> bool {
         matches!(self, Self::Missing | Self::Changed)
     }
 }
 
-/// External store. Each request ends, with a failure if necessary.
+/// External store. Each request to the store ends, with a failure if necessary.
 pub trait Far: Debug + Send + Sync {
-    /// Returns the file at `path`.
+    /// Returns the size and tag of the file at `path`.
     fn stat<'a>(&'a self, path: &'a str) -> BackendFuture<'a, BackendFile>;
-    /// Reads `count` bytes from offset `from` of exactly this file.
+    /// Reads `count` bytes from offset `from` of the file `of`, if its tag has not changed.
     fn read<'a>(&'a self, of: &'a BackendFile, from: u64, count: u64) -> BackendFuture<'a, Bytes>;
     /// Writes a file of `size` bytes if `over` permits it. Readers never see an incomplete file.
     fn write<'a>(
@@ -143,32 +144,32 @@ pub trait Far: Debug + Send + Sync {
         pieces: BackendBytes<'a>,
         over: BackendOverwrite,
     ) -> BackendFuture<'a, BackendFile>;
-    /// Makes `other` another file with the bytes of `path`, in place of a file that exists at `other`.
+    /// Creates a file at `other` with the bytes of the file at `path`, in place of a file that exists at `other`.
     fn also<'a>(&'a self, path: &'a str, other: &'a str) -> BackendFuture<'a, BackendFile>;
-    /// Removes a file. A missing file is no error.
+    /// Removes a file. If the file does not exist, the function succeeds.
     fn remove<'a>(&'a self, path: &'a str) -> BackendFuture<'a, ()>;
-    /// Returns whether an interrupted write of that size may leave data in the store that only [`Self::abandon`] finds.
+    /// Returns whether an interrupted write of `_size` bytes may leave data in the external store that only [`Self::abandon`] finds.
     fn leaves(&self, _size: u64) -> bool {
         false
     }
-    /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the store's clock.
+    /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the external store's clock.
     fn abandon<'a>(&'a self, _path: &'a str, _since: SystemTime) -> BackendFuture<'a, ()> {
         Box::pin(std::future::ready(Ok(())))
     }
-    /// Opens the store again. A file system may have been mounted since the store was opened.
+    /// Opens the external store again. A file system may have been mounted since the external store was opened.
     fn renew(&self) {}
 }
 
-/// External location of a node's files.
+/// Settings of a node's backend.
 #[derive(Clone, Debug)]
 pub struct BackendSettings {
     /// External store.
     pub far: Arc<dyn Far>,
-    /// Human-readable address of the store.
+    /// Human-readable address of the external store.
     pub uri: String,
     /// Storage format of new objects.
     pub packing: Packing,
-    /// Limit of durable bytes that are kept in the cache.
+    /// Limit of the bytes of durable objects in the cache.
     pub cache_bytes_max: u64,
 }
 
@@ -185,39 +186,39 @@ pub(crate) struct Backend {
     db: Db,
     known: Mutex<BackendState>,
     turns: Vec<Mutex<()>>,
-    /// Names that a thread works on and that may have data of interrupted writes.
+    /// File names that a thread works on and for which the external store may have data of interrupted writes.
     claimed: Mutex<HashSet<String>>,
     attached: RwLock<Vec<AttachedDirectory>>,
 }
 
-/// State in memory, for questions that need no query of the database.
+/// State in memory, for requests that need no query of the database.
 #[derive(Debug, Default)]
 struct BackendState {
     /// Objects that are durable in the backend.
     far: HashSet<ObjectId>,
-    /// Bytes of all durable files, bytes of those files that are in packs, and bytes of the packs.
+    /// Total bytes of all durable files, bytes of the durable files in packs, and bytes of the packs.
     far_bytes: u64,
     packed_bytes: u64,
     pack_bytes: u64,
-    /// Durable objects that are in the cache, oldest first, and their total bytes.
+    /// Durable objects in the cache, oldest first, each with its size, and their total bytes.
     cached: VecDeque<(ObjectId, u64)>,
     cached_bytes: u64,
-    /// Objects that wait to be uploaded in the background.
+    /// Objects that wait to be uploaded by the background threads.
     waiting: BTreeSet<ObjectId>,
-    /// Objects that are uploaded when a note of the server has named their file.
+    /// Objects that are uploaded after a message of the server has named their file.
     unnamed: BTreeSet<ObjectId>,
-    /// Objects that are being uploaded, each with the number of concurrent attempts and whether it was removed during them.
+    /// Objects that are being uploaded, each with the number of concurrent attempts and whether the object was removed during them.
     going: HashMap<ObjectId, (usize, bool)>,
-    /// Reason why the background cannot upload objects; empty if it can.
+    /// Reason why the background threads cannot upload objects; empty if they can.
     trouble: String,
-    /// Reason and time of the last refusal of an upload that a caller waited for.
+    /// Reason and time of the last refused upload for which a caller waited.
     refused: Option<(String, Instant)>,
-    /// Reason why the content of the store is unknown, for each remote.
+    /// Reason why the content of the external store is unknown, for each remote.
     unseen: BTreeMap<String, String>,
 }
 
 impl BackendState {
-    /// Returns the bytes that the store holds.
+    /// Returns the number of bytes in the external store.
     fn sent_bytes(&self) -> u64 {
         self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
     }
@@ -235,7 +236,7 @@ fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
 }
 
 impl Backend {
-    /// Opens the store and resumes the work of an earlier process.
+    /// Opens the backend and resumes the uploads of an earlier process.
     ///
     /// # Errors
     /// If the directory or the database can't be read.
@@ -286,7 +287,7 @@ impl Backend {
         Ok(backend)
     }
 
-    /// Returns the progress of uploads, for the node's status.
+    /// Returns the progress of the uploads, for the node's status.
     pub(crate) fn reported(&self) -> v1::Backend {
         let known = self.known.lock();
         v1::Backend {
@@ -299,7 +300,7 @@ impl Backend {
         }
     }
 
-    /// Returns the reason why nothing is uploaded or why the content of the store is unknown; `None` if there is no problem.
+    /// Returns the reason why nothing is uploaded or why the content of the external store is unknown; `None` if there is no problem.
     fn trouble(&self) -> Option<(condition::ConditionKind, String)> {
         let known = self.known.lock();
         if let Some(offline) = self.reach.far.trouble() {
@@ -316,7 +317,7 @@ impl Backend {
         failing.or_else(|| unseen.map(|why| (condition::STORE_UNSEEN, why)))
     }
 
-    /// Returns the condition of the store, for the server.
+    /// Returns the condition of the external store, as the node reports it to the server.
     pub(crate) fn condition(&self, node: u32) -> Option<v1::Condition> {
         let (kind, why) = self.trouble()?;
         Some(kind.of(Some(node), why))
@@ -326,7 +327,7 @@ impl Backend {
         self.known.lock().far.contains(&object)
     }
 
-    /// Returns the location of an object in the external store.
+    /// Returns the location of an object in the external store; `None` if the object is not durable.
     fn placed(&self, object: ObjectId) -> Result<Option<BackendLocation>, StoreError> {
         if !self.is_far(object) {
             return Ok(None);
@@ -342,7 +343,7 @@ impl Backend {
         }
     }
 
-    /// Fails if an object is durable in the backend. A durable object can't be written, even if it has no cached file.
+    /// Returns an error if an object is durable in the backend. A durable object can't be written, even if it has no cached file.
     fn writable(&self, object: ObjectId) -> Result<(), StoreError> {
         match self.is_far(object) {
             true => Err(StoreError::Sealed { object }),
@@ -350,7 +351,7 @@ impl Backend {
         }
     }
 
-    /// Records that an object was created or recreated. The background uploads it.
+    /// Records that an object was created or recreated, so that a background thread uploads the object.
     fn made(&self, object: ObjectId) {
         let mut known = self.known.lock();
         if known.far.contains(&object) {
@@ -362,7 +363,7 @@ impl Backend {
         known.waiting.insert(object);
     }
 
-    /// Forgets the external location of an object. Its external file is removed later, unless another object takes the name.
+    /// Forgets the location of an object in the external store. Its external file is removed later, unless another object takes the name.
     fn forget(&self, object: ObjectId) {
         let left = self
             .db
@@ -389,7 +390,7 @@ impl Backend {
         }
     }
 
-    /// Removes cached files of durable objects, oldest first, while they exceed the limit.
+    /// Removes cached files of durable objects, oldest first, while their bytes exceed the limit.
     fn make_space(&self) {
         loop {
             let mut known = self.known.lock();
@@ -407,7 +408,7 @@ impl Backend {
         }
     }
 
-    /// Records the store's refusal. It is reported until the store accepts an object.
+    /// Records a refusal of the external store, which the node reports until the store accepts an object.
     fn note_refused(&self, uploaded: &[Result<(), StoreError>]) {
         let refused = uploaded.iter().find_map(|uploaded| match uploaded {
             Err(error @ StoreError::Backend { .. }) => Some(error.to_string()),
@@ -418,7 +419,8 @@ impl Backend {
         }
     }
 
-    /// Records that the upload of these objects starts. A caller that uploads a removed object makes it exist again.
+    /// Records that the upload of these objects starts. If an object was removed before, a caller that uploads the object makes it exist
+    /// again.
     fn go(&self, objects: &[(ObjectId, ObjectFile)]) {
         let mut known = self.known.lock();
         for (object, _) in objects {
@@ -427,7 +429,8 @@ impl Backend {
         }
     }
 
-    /// Records that the upload of these objects ended, with any result. Objects removed during this time are also removed from the store.
+    /// Records that the upload of these objects ended, with any result. Objects removed during the upload are also removed from the
+    /// external store.
     fn uploads_ended(&self, objects: &[(ObjectId, ObjectFile)]) {
         for (object, _) in objects {
             let mut known = self.known.lock();
@@ -477,7 +480,7 @@ impl Backend {
         ended.collect()
     }
 
-    /// Returns the result of the cache for an object. If the object is not in the cache, the result for its external location.
+    /// Returns the cache's result for an object, or, if the object is not in the cache, the result of a function for the object's location.
     fn cached_or<T>(
         &self,
         object: ObjectId,
@@ -689,7 +692,7 @@ impl Store for Backend {
         Ok(cached || far)
     }
 
-    /// Always `None`: the cached file of a durable object may be removed at any time. Callers that need a file fetch it.
+    /// Returns `None`: the cached file of a durable object may be removed at any time. Callers that need a file fetch the object.
     fn local_path(&self, _object: ObjectId) -> Option<PathBuf> {
         None
     }

@@ -1,8 +1,8 @@
-//! Check that the external store is the one that holds the node's files. A file system that is not mounted is an empty directory; files
-//! that are missing there are not lost.
+//! Check that the external store is the store that holds the node's files. A file system that is not mounted is an empty directory; files
+//! that are missing from this directory are not lost.
 //!
-//! The node writes a mark together with its first file. If neither the mark nor any other known file exists, the store is treated as
-//! offline: no file is believed to be lost, and nothing is written.
+//! The node writes a marker file together with its first file. If neither the marker file nor any other known file exists, the store is
+//! treated as offline: the node declares no file lost, and writes nothing.
 
 use super::rows;
 use super::{BackendBytes, BackendFailure, BackendFile, BackendFuture, BackendOverwrite, Far};
@@ -12,20 +12,20 @@ use parking_lot::Mutex;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-/// Name of the mark.
+/// Name of the marker file.
 pub(super) const MARK: &str = ".tidemill-store";
 const TEXT: &str = "Nodes of a Tidemill cluster have files here. A store without this file may be treated as offline.\n";
 /// Time for which writers trust a successful check.
 const BELIEVED: Duration = Duration::from_secs(2);
-/// Maximum time without an answer of the store.
+/// Maximum time without an answer of the external store.
 const SILENCE: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 60 });
-/// Number of known files, of the first and of the last, that are looked up if the mark is missing.
+/// Number of known files, of the oldest and of the newest, that are looked up if the marker file is missing.
 const LOOKED_FOR: u32 = 4;
 
 const OFFLINE: &str = "none of the known files exists: is it mounted? No file is changed. If the files are deleted for good, create an empty file \
     .tidemill-store in the store";
 
-/// Store that is checked before it is used.
+/// External store that is checked before it is used.
 #[derive(Debug)]
 pub(super) struct Guarded {
     far: Arc<dyn Far>,
@@ -44,17 +44,17 @@ impl Guarded {
         }
     }
 
-    /// Returns why the content of the store is unknown, if the last check did not find the store.
+    /// Returns the reason why the content of the external store is unknown, if the last check did not find the store.
     pub(super) fn trouble(&self) -> Option<&'static str> {
         self.is_offline.lock().then_some(OFFLINE)
     }
 
-    /// Checks whether the store is present.
+    /// Checks whether the external store is present.
     pub(super) async fn look(&self) -> Result<(), BackendFailure> {
         self.is_marked().await.map(drop)
     }
 
-    /// Returns whether the mark exists. Fails if the store is offline.
+    /// Returns whether the marker file exists. Fails if the external store is offline.
     async fn is_marked(&self) -> Result<bool, BackendFailure> {
         let mut marked = self.found().await?;
         if marked.is_none() {
@@ -82,7 +82,8 @@ impl Guarded {
         }
     }
 
-    /// Returns whether the mark exists. `None`: at least one file is known, but neither the mark nor any checked file exists.
+    /// Returns whether the marker file exists; `None` if at least one file is known, but neither the marker file nor any checked file
+    /// exists.
     async fn found(&self) -> Result<Option<bool>, BackendFailure> {
         if self.has(MARK).await? {
             return Ok(Some(true));
@@ -105,7 +106,7 @@ impl Guarded {
         }
     }
 
-    /// Checks the store before something is written or removed there, and writes a missing mark.
+    /// Checks the external store before a write or a removal, and writes a missing marker file.
     async fn ready(&self) -> Result<(), BackendFailure> {
         if self.is_believed() {
             return Ok(());
@@ -133,7 +134,7 @@ impl Guarded {
         !*self.is_offline.lock() && believed.is_some_and(|since| since.elapsed() < BELIEVED)
     }
 
-    /// Returns whether a request must be repeated after a file was missing, because the store may have been offline until now.
+    /// Returns whether a request for a missing file must be repeated, because the external store may have been offline until now.
     async fn again<T>(&self, answer: &Result<T, BackendFailure>) -> Result<bool, BackendFailure> {
         if !matches!(answer, Err(BackendFailure::Missing)) || self.is_believed() {
             return Ok(false);
@@ -142,7 +143,7 @@ impl Guarded {
     }
 }
 
-/// Waits for an answer, one minute at most: stores retry without end.
+/// Waits for an answer of the external store, for at most [`SILENCE`], because stores retry without end.
 async fn timely<T>(asked: BackendFuture<'_, T>) -> Result<T, BackendFailure> {
     let answer = tokio::time::timeout(SILENCE, asked).await;
     answer.unwrap_or(Err(BackendFailure::Silent))

@@ -1,5 +1,5 @@
-//! Reads of objects that are not in the cache, by blocks, with read-ahead for sequential readers. The module reads the external store through a
-//! cache in memory.
+//! Reads of objects that are not in the cache, by blocks, with read-ahead for sequential readers. The module reads the external store
+//! through a cache in memory.
 
 use super::presence::Guarded;
 use super::{Backend, BackendFailure, BackendFile, Far as _, rows};
@@ -14,39 +14,38 @@ use tidemill_core::id::ObjectId;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 
-/// Number of blocks to read ahead.
 const BLOCKS_AHEAD: u64 = 3;
-/// Maximum number of concurrent requests.
+/// Maximum number of concurrent requests to the external store.
 const ON_THEIR_WAY: usize = 32;
-/// Maximum number of remembered paths with changed files.
+/// Maximum number of remembered paths whose files other programs have changed.
 const CHANGED_MAX: usize = 1000;
 
 /// External location of an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BackendLocation {
-    /// File of the object. For an object in packs, only its name and length.
+    /// File of the object. For an object in packs, only its name and length are valid.
     pub(super) placed: BackendFile,
     /// Whether the object is stored as chunks in packs.
     pub(super) packed: bool,
 }
 
-/// Access to the external store.
+/// Access to the external store for reads.
 #[derive(Debug)]
 pub(super) struct Reach {
     pub(super) far: Guarded,
     pub(super) db: Db,
     pub(super) runtime: Handle,
     blocks: BlockCache<BackendFailure>,
-    /// Cache of frames of packs, by their offset.
+    /// Cache of frames of packs, by the frames' offsets.
     pub(super) frames: BlockCache<BackendFailure>,
     turns: Semaphore,
     /// Objects whose file was found changed or missing. The next reader of such an object asks the store first.
     suspects: Mutex<HashSet<ObjectId>>,
-    /// Paths of such files; at most a limited number.
+    /// Paths of files that other programs have changed; the number of paths is limited.
     changed: Mutex<BTreeSet<String>>,
 }
 
-/// Bytes of one object.
+/// Reader of the bytes of one object.
 #[derive(Debug)]
 pub(super) struct BackendObject {
     reach: Arc<Reach>,
@@ -68,7 +67,7 @@ impl Reach {
         }
     }
 
-    /// Waits for an answer. Do not call it on a thread of the runtime.
+    /// Waits for an answer of the external store. Must not be called on a thread of the runtime.
     pub(super) fn wait<T>(&self, asked: impl Future<Output = T>) -> T {
         self.runtime.block_on(asked)
     }
@@ -93,7 +92,7 @@ impl Reach {
         self.suspects.lock().remove(&object);
     }
 
-    /// Reads a range of an external file.
+    /// Reads a byte range of an external file.
     pub(super) async fn range(
         &self,
         placed: &BackendFile,
@@ -147,7 +146,7 @@ impl BackendObject {
         }
     }
 
-    /// If the block before is cached, the reader is most likely sequential.
+    /// Reads blocks ahead if the previous block is cached, which means that the reader is most likely sequential.
     fn read_ahead(&self, index: u64) {
         let before = index.checked_sub(1);
         if before.is_none_or(|before| self.reach.blocks.now(&self.key(before)).is_none()) {
@@ -211,7 +210,7 @@ impl ReadAt for BackendObject {
 }
 
 impl Backend {
-    /// Checks that an external object is unchanged.
+    /// Checks that the file of an external object is unchanged.
     pub(super) fn still(
         &self,
         object: ObjectId,
@@ -240,8 +239,9 @@ impl Backend {
         })
     }
 
-    /// Converts the loss of a file. In an attached directory, a change by another program is no corruption: it is the next version of the file. If
-    /// that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is real.
+    /// Converts the loss of a file. In an attached directory, a change by another program is no corruption, but the next version of the
+    /// file. If that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is
+    /// real.
     fn lost(&self, placed: &BackendFile, why: BackendFailure) -> BackendFailure {
         self.reach.note_changed(&placed.path);
         let other = |held: &rows::StoredObject| !held.deleted && held.placed != *placed;

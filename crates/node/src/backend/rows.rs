@@ -1,4 +1,4 @@
-//! Rows of external objects in the node's database. The functions of this module only use the connection that they are given.
+//! Rows of external objects in the node's database. The functions use only the given connection.
 
 use super::BackendFile;
 use super::reading::BackendLocation;
@@ -30,14 +30,14 @@ pub(super) fn all(db: &Connection) -> Result<Vec<(ObjectId, u64, bool)>> {
         .collect()
 }
 
-/// Returns the external objects whose id has this lowest byte.
+/// Returns the external objects whose ids have `directory` as their lowest byte, each with its length in bytes.
 pub(super) fn of_directory(db: &Connection, directory: u8) -> Result<Vec<(ObjectId, u64)>> {
     db.prepare_cached("SELECT object, size FROM backend WHERE deleted = 0 AND object & 255 = ?1")?
         .query_map([directory], |row| Ok((object(row, 0)?, size(row, 1)?)))?
         .collect()
 }
 
-/// Returns the objects that are stored here and not in the external store. Intermediate objects in memory are left out.
+/// Returns the objects that this node stores and the external store does not. Objects in the memory for intermediate files are left out.
 pub(super) fn not_durable(db: &Connection) -> Result<Vec<ObjectId>> {
     let sql = "SELECT id FROM object WHERE kind = 0 AND corruption IS NULL
                    AND id NOT IN (SELECT object FROM backend WHERE deleted = 0)
@@ -47,7 +47,7 @@ pub(super) fn not_durable(db: &Connection) -> Result<Vec<ObjectId>> {
         .collect()
 }
 
-/// Returns the external location of an object.
+/// Returns the external location of an object; `None` if the object is not in the external store.
 pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<BackendLocation>> {
     let sql =
         "SELECT path, size, tag, checked, packed FROM backend WHERE object = ?1 AND deleted = 0";
@@ -62,8 +62,8 @@ pub(super) fn find(db: &Connection, object: ObjectId) -> Result<Option<BackendLo
         .optional()
 }
 
-/// Returns paths of some files that should exist in the store: of the first and the last objects, and of packs. This includes files that
-/// wait for their removal.
+/// Returns paths of some files that should exist in the external store: files of the first and the last objects, and packs. The result
+/// includes files that wait for their removal.
 pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
     let sql = "SELECT path FROM (SELECT path FROM backend WHERE (deleted = 0 OR stub = 0) AND packed = 0 ORDER BY object LIMIT ?1)
                UNION SELECT path FROM (SELECT path FROM backend WHERE (deleted = 0 OR stub = 0) AND packed = 0 ORDER BY object DESC LIMIT ?1)
@@ -73,7 +73,7 @@ pub(super) fn some_paths(db: &Connection, each: u32) -> Result<Vec<String>> {
         .collect()
 }
 
-/// Returns whether the store holds a file that this node put there.
+/// Returns whether the external store holds a file that this node wrote.
 pub(super) fn any_put(db: &Connection) -> Result<bool> {
     let mut statement =
         db.prepare_cached("SELECT 1 FROM backend WHERE stub = 0 AND deleted = 0")?;
@@ -85,9 +85,9 @@ pub(super) fn any_put(db: &Connection) -> Result<bool> {
 pub(super) enum FileOrigin {
     /// The node wrote the file. The file is removed together with the object.
     Put = 0,
-    /// Another program wrote the file, and a client imported it without a copy.
+    /// Another program wrote the file, and a client imported the file without a copy.
     Stub = 1,
-    /// Another program wrote the file, in an attached directory. The row stays when the object is removed.
+    /// Another program wrote the file, in an attached directory. The row of the object stays when the object is removed.
     Followed = 2,
 }
 
@@ -101,7 +101,7 @@ impl FileOrigin {
     }
 }
 
-/// Object that is or was at a path.
+/// Object whose external file is or was at a path.
 #[derive(Clone, Debug)]
 pub(super) struct StoredObject {
     pub(super) object: ObjectId,
@@ -120,15 +120,15 @@ fn held(row: &Row<'_>) -> Result<StoredObject> {
     })
 }
 
-/// Returns all objects that are or were at a path, existing objects first.
+/// Returns all objects whose files are or were at a path, existing objects first.
 pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<StoredObject>> {
     let sql = "SELECT path, size, tag, checked, object, deleted, stub FROM backend
                    WHERE path = ?1 AND packed = 0 ORDER BY deleted, stub";
     db.prepare_cached(sql)?.query_map([path], held)?.collect()
 }
 
-/// Records that an object is at a path now. A file of the node that waited for its removal at this path is replaced. The remembered
-/// former objects of the path are forgotten.
+/// Records that an object's file is at a path now. Replaces the row of a file of the node that waited for its removal at this path. Deletes
+/// the rows of former objects at the path.
 pub(super) fn put(
     db: &Connection,
     object: ObjectId,
@@ -158,7 +158,7 @@ pub(super) fn put(
     Ok(())
 }
 
-/// Records the new tag of an object that was moved aside.
+/// Records the new tag of an object's file that was moved aside.
 pub(super) fn retag(db: &Connection, object: ObjectId, at: &BackendFile) -> Result<()> {
     let sql = "UPDATE backend SET tag = ?3 WHERE object = ?1 AND path = ?2";
     db.prepare_cached(sql)?
@@ -168,8 +168,8 @@ pub(super) fn retag(db: &Connection, object: ObjectId, at: &BackendFile) -> Resu
     Ok(())
 }
 
-/// Records that an object was removed. The row of a stub file is deleted. A file of the node is marked for removal. The row of a file
-/// in an attached directory is remembered. Returns the former location.
+/// Records that an object was removed. The function deletes the row of a stub object, marks a file of the node for removal, and keeps the
+/// row of a file in an attached directory. Returns the former location.
 pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<BackendLocation>> {
     let id = object.0.cast_signed();
     let found = find(db, object)?;
@@ -180,7 +180,7 @@ pub(super) fn leave(db: &Connection, object: ObjectId) -> Result<Option<BackendL
     Ok(found)
 }
 
-/// Returns some of the remembered rows of removed objects, with ids greater than `after`.
+/// Returns up to `max` kept rows of removed objects, with ids greater than `after`.
 pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<Vec<StoredObject>> {
     let sql = "SELECT path, size, tag, checked, object, deleted, stub FROM backend
                    WHERE deleted = 1 AND stub = 2 AND object > ?1 ORDER BY object LIMIT ?2";
@@ -189,7 +189,7 @@ pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<V
         .collect()
 }
 
-/// Returns some of the objects whose own external files wait for removal.
+/// Returns up to `max` removed objects whose external files wait for removal.
 pub(super) fn deleted(db: &Connection, max: u32) -> Result<Vec<(ObjectId, BackendFile)>> {
     let sql = "SELECT path, size, tag, checked, object FROM backend 
                    WHERE deleted = 1 AND stub = 0 AND packed = 0 LIMIT ?1";
@@ -205,7 +205,7 @@ pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
     Ok(())
 }
 
-/// Records the new path of an object. Returns whether the object is still known.
+/// Records the new path of an object's file. Returns whether the object is still known.
 pub(super) fn aside(db: &Connection, object: ObjectId, at: &BackendFile) -> Result<bool> {
     let sql = "UPDATE backend SET path = ?2, size = ?3, tag = ?4, checked = ?5, stub = 0 WHERE object = ?1";
     let row = params![
@@ -218,7 +218,7 @@ pub(super) fn aside(db: &Connection, object: ObjectId, at: &BackendFile) -> Resu
     Ok(db.prepare_cached(sql)?.execute(row)? > 0)
 }
 
-/// Records that writing an object at this path starts. `since_s` is a time in seconds.
+/// Records that a write of an object to this path starts. `since_s` is a time in seconds.
 pub(super) fn attempt(db: &Connection, path: &str, object: ObjectId, since_s: i64) -> Result<()> {
     let sql = "INSERT INTO backend_attempt (path, object, since) VALUES (?1, ?2, ?3)
                    ON CONFLICT (path, object) DO UPDATE SET again = 1";
@@ -227,7 +227,7 @@ pub(super) fn attempt(db: &Connection, path: &str, object: ObjectId, since_s: i6
     Ok(())
 }
 
-/// Returns whether writing the object at this path started more than once, so that the result of the earlier write is unknown.
+/// Returns whether a write of the object to this path started more than once, so that the result of the earlier write is unknown.
 pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
     let sql = "SELECT again FROM backend_attempt WHERE path = ?1 AND object = ?2";
     let again = db
@@ -236,13 +236,13 @@ pub(super) fn again(db: &Connection, path: &str, object: ObjectId) -> Result<boo
     Ok(again.optional()?.unwrap_or(false))
 }
 
-/// Returns whether writing the object at this path started.
+/// Returns whether a write of the object to this path started.
 pub(super) fn has_attempt(db: &Connection, path: &str, object: ObjectId) -> Result<bool> {
     db.prepare_cached("SELECT 1 FROM backend_attempt WHERE path = ?1 AND object = ?2")?
         .exists(params![path, object.0.cast_signed()])
 }
 
-/// Records that the file at this path belongs to the object `aside`, which also has another name, and that `object` may replace the file.
+/// Records that the file at this path belongs to the object `aside`, which also has another path, and that `object` may replace the file.
 pub(super) fn give_way(
     db: &Connection,
     (aside, object): (ObjectId, ObjectId),
@@ -260,14 +260,14 @@ pub(super) fn give_way(
     Ok(())
 }
 
-/// Returns whether the file at a path may be replaced by any object that needs the name.
+/// Returns whether any object that needs the path may replace the file at the path.
 pub(super) fn gives_way(db: &Connection, at: &BackendFile) -> Result<bool> {
     let sql = "SELECT 1 FROM backend_attempt WHERE path = ?1 AND size = ?2 AND tag = ?3";
     db.prepare_cached(sql)?
         .exists(params![at.path, at.size.cast_signed(), at.tag])
 }
 
-/// Returns objects that were at a path before and were moved to another path.
+/// Returns objects whose files were at a path before and were moved to another path.
 pub(super) fn moved_aside(db: &Connection, path: &str) -> Result<Vec<ObjectId>> {
     let sql = "SELECT DISTINCT aside FROM backend_attempt WHERE path = ?1 AND aside IS NOT NULL";
     db.prepare_cached(sql)?
@@ -275,7 +275,7 @@ pub(super) fn moved_aside(db: &Connection, path: &str) -> Result<Vec<ObjectId>> 
         .collect()
 }
 
-/// Records that an object is in the store. Deletes its attempt if the write was started only once.
+/// Records that an object is in the external store. Deletes its write attempt if the write was started only once.
 fn ended(db: &Connection, path: &str, object: ObjectId) -> Result<()> {
     let sql = "DELETE FROM backend_attempt WHERE path = ?1 AND object = ?2 AND again = 0";
     db.prepare_cached(sql)?
@@ -289,16 +289,16 @@ pub(super) struct Attempt {
     pub(super) path: String,
     pub(super) object: ObjectId,
     pub(super) since_s: i64,
-    /// Whether the write was started before, with an unknown result.
+    /// Whether an earlier write of the object was started, with an unknown result.
     pub(super) again: bool,
-    /// Length of the object in bytes; `None` if the store does not hold it.
+    /// Length of the object in bytes; `None` if the external store does not hold the object.
     pub(super) size: Option<u64>,
-    /// Former file at the path that was to be replaced.
+    /// Former file at the path that the write was to replace.
     pub(super) left: Option<BackendFile>,
 }
 
-/// Returns the attempts that may have left data: attempts of objects that the store holds, and attempts before `before_s` of missing
-/// objects.
+/// Returns the attempts that may have left data: attempts of objects that the external store holds, and attempts of missing objects from
+/// before `before_s`.
 pub(super) fn attempts(db: &Connection, before_s: i64) -> Result<Vec<Attempt>> {
     let sql = "SELECT path, size, tag, checked, object, since, again,
                    (SELECT size FROM backend WHERE backend.object = backend_attempt.object AND deleted = 0)

@@ -1,4 +1,4 @@
-//! Tests of the store with an external store in memory, which other programs use, too.
+//! Tests of the backend with an external store in memory, which other programs use, too.
 
 use super::presence::MARK;
 use super::*;
@@ -12,11 +12,11 @@ use tidemill_wire::v1;
 
 #[derive(Debug, Default)]
 pub(super) struct Files {
-    /// Content and tag by path.
+    /// Content and tag of each file, by path.
     pub(super) all: BTreeMap<String, (Vec<u8>, u64)>,
-    /// Number of writes.
+    /// Number of writes to the external store.
     pub(super) writes: u64,
-    /// Number of bytes read.
+    /// Number of bytes read from the external store.
     pub(super) read: u64,
 }
 
@@ -24,21 +24,21 @@ pub(super) struct Files {
 pub(super) struct Memory {
     pub(super) files: Mutex<Files>,
     pub(super) offline: Mutex<bool>,
-    /// Number of changes that are still accepted; `None`: no limit.
+    /// Number of changes that the external store still accepts; `None`: no limit.
     pub(super) changes_left: Mutex<Option<u64>>,
-    /// File that another program writes just before the next write.
+    /// File that another program writes just before the next write of the node.
     rush: Mutex<Option<(String, Vec<u8>)>>,
-    /// Paths that exist and are no files.
+    /// Paths in the external store that exist and are no files.
     directories: Mutex<Vec<String>>,
-    /// Number of requests without answer so far; `None`: requests are answered.
+    /// Number of unanswered requests so far; `None`: the external store answers requests.
     silent: Mutex<Option<usize>>,
     /// Lock that stops all writes while a test holds it.
     hold: Mutex<()>,
-    /// Pairs of names of one file. The tag of the second name changes when the first is removed. `None`: tags do not change.
+    /// Pairs of names of one file. The tag of the second name changes when the first name is removed. `None`: tags do not change.
     linked: Mutex<Option<Vec<(String, String)>>>,
 }
 
-/// Returns the cause of the store's condition.
+/// Returns the cause of the condition that the backend reports.
 fn reported(store: &Backend) -> String {
     store.condition(0).map(|one| one.cause).unwrap_or_default()
 }
@@ -110,7 +110,7 @@ impl Memory {
         Ok((content.clone(), placed))
     }
 
-    /// Returns all names except the mark.
+    /// Returns all names except the marker file.
     pub(super) fn names(&self) -> Vec<String> {
         let files = self.files.lock();
         let names = files.all.keys().filter(|name| *name != MARK);
@@ -230,7 +230,7 @@ impl BackendBench {
         }
     }
 
-    /// Opens the store as a starting process does.
+    /// Opens the backend as a starting process does.
     fn open(&self, cache_bytes_max: u64) -> Backend {
         self.open_as(cache_bytes_max, Packing::Files)
     }
@@ -247,7 +247,7 @@ impl BackendBench {
         Backend::open(cache, &at, None, with).unwrap()
     }
 
-    /// Creates a version of a file, closed and recorded.
+    /// Creates a version of a file that is closed and recorded and has no note of the server.
     fn unnoted(
         &self,
         store: &Backend,
@@ -325,7 +325,7 @@ pub(super) fn make_durable(
 }
 
 #[test]
-fn files_of_attached_directory_keep_names_with_packing() {
+fn files_of_attached_directory_keep_names_if_node_packs_files() {
     let bench = BackendBench::new();
     let store = Arc::new(bench.open_as(0, Packing::Chunks { compress: true }));
     let attached = vec![AttachedDirectory {
@@ -350,9 +350,9 @@ fn files_of_attached_directory_keep_names_with_packing() {
     }
 }
 
-/// The object is written to the path in the server's note, not to the path that was stored with the object.
+/// The object is written to the path in the server's note instead of the path that was stored with the object.
 #[test]
-fn object_becomes_durable_when_server_has_noted_its_file() {
+fn object_is_uploaded_when_server_has_noted_its_file() {
     let bench = BackendBench::new();
     let store = Arc::new(bench.open(0));
     let follower = Follower::new(Arc::clone(&store));
@@ -379,7 +379,7 @@ fn object_becomes_durable_when_server_has_noted_its_file() {
 
 /// The directory `/p` of the cluster has the same names in the store as `/cloud`, which is attached to `p`.
 #[test]
-fn object_beside_attached_directory_never_replaces_its_files() {
+fn upload_from_other_directory_never_replaces_attached_files() {
     let bench = BackendBench::new();
     let store = Arc::new(bench.open(0));
     let attached = vec![AttachedDirectory {
@@ -417,7 +417,7 @@ fn object_beside_attached_directory_never_replaces_its_files() {
 }
 
 #[test]
-fn versions_take_their_names_and_no_foreign_ones() {
+fn upload_uses_name_of_file_unless_foreign_file_has_it() {
     let bench = BackendBench::new();
     bench.far.put("theirs", b"theirs");
     let store = bench.open(0);
@@ -451,7 +451,7 @@ fn versions_take_their_names_and_no_foreign_ones() {
 }
 
 #[test]
-fn upload_resumes_after_killed_process() {
+fn upload_resumes_after_node_was_killed() {
     let bench = BackendBench::new();
     let store = bench.open(1 << 20);
     let one = bench.version(&store, 0x101, "/a", b"one");
@@ -481,7 +481,7 @@ fn upload_resumes_after_killed_process() {
 }
 
 #[test]
-fn changed_or_unreachable_file_is_never_read_as_version() {
+fn changed_or_unreachable_backend_file_is_never_read_as_version() {
     let bench = BackendBench::new();
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a", b"one");
@@ -517,9 +517,10 @@ fn changed_or_unreachable_file_is_never_read_as_version() {
     assert_eq!(bench.far.names(), ["a", "stub"]);
 }
 
-/// A write replaces the file of the stub object that is already in the directory. It never replaces a file that others have written since.
+/// A write replaces the file of the stub object in the attached directory. The write never replaces a file that another program has written
+/// since.
 #[test]
-fn file_of_attached_directory_replaces_only_its_own_version() {
+fn upload_to_attached_directory_replaces_only_own_version() {
     let bench = BackendBench::new();
     let theirs = bench.far.put("p/a", b"theirs");
     let store = Arc::new(bench.open(0));
@@ -587,9 +588,9 @@ fn file_of_attached_directory_replaces_only_its_own_version() {
     assert!(bench.far.names().contains(&"p/two".to_owned()));
 }
 
-/// The directory is empty, as if its file system were not mounted. No file is declared lost, and none is written.
+/// The external store is empty, as if its file system were not mounted. No file is declared lost, and none is written.
 #[test]
-fn store_without_known_files_is_unreachable() {
+fn backend_without_known_files_is_offline() {
     for packing in [Packing::Files, Packing::Chunks { compress: false }] {
         let bench = BackendBench::new();
         let store = bench.open_as(0, packing);
@@ -635,9 +636,9 @@ fn store_without_known_files_is_unreachable() {
     }
 }
 
-/// The mark alone, or one of the files alone, proves that the store is mounted.
+/// The marker file alone, or one of the known files alone, proves that the external store is mounted.
 #[test]
-fn store_with_some_known_files_has_lost_the_rest() {
+fn backend_with_some_known_files_reports_others_lost() {
     let bench = BackendBench::new();
     let store = bench.open(0);
     let lost = |store: &Backend, object| {
@@ -682,9 +683,9 @@ fn store_with_some_known_files_has_lost_the_rest() {
     assert!(bench.far.files.lock().all.contains_key(MARK));
 }
 
-/// A store that only has stub files gets no mark.
+/// A store that contains only stub files gets no marker file.
 #[test]
-fn store_with_links_only_is_not_written_to() {
+fn backend_with_stub_files_only_gets_no_marker() {
     let bench = BackendBench::new();
     bench.far.put("theirs", b"theirs");
     let store = bench.open(0);
@@ -696,9 +697,9 @@ fn store_with_links_only_is_not_written_to() {
     assert_eq!(files.all.keys().collect::<Vec<_>>(), ["theirs"]);
 }
 
-/// This also holds for equal bytes, or if there is no other name for the own file.
+/// A foreign file is kept even with equal bytes, or if the node's own file can get no other name.
 #[test]
-fn foreign_files_are_never_taken_as_own() {
+fn upload_never_takes_foreign_file_as_own() {
     let bench = BackendBench::new();
     for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
         bench.far.put(path, content.as_bytes());
@@ -735,9 +736,9 @@ fn foreign_files_are_never_taken_as_own() {
     assert!(left.is_empty(), "{left:?}");
 }
 
-/// The store refuses the new version after the earlier version was moved aside.
+/// The external store refuses the new version after the earlier version was moved aside.
 #[test]
-fn version_takes_its_name_after_first_refusal() {
+fn version_gets_its_name_when_backend_accepts_it_after_refusal() {
     let bench = BackendBench::new();
     *bench.far.linked.lock() = Some(Vec::new());
     let store = bench.open(0);
@@ -778,7 +779,7 @@ fn version_takes_its_name_after_first_refusal() {
 }
 
 #[test]
-fn version_removed_during_upload_is_removed_from_store() {
+fn version_removed_during_upload_is_removed_from_backend() {
     for packing in [Packing::Files, Packing::Chunks { compress: false }] {
         let bench = BackendBench::new();
         let store = bench.open_as(1 << 20, packing);
@@ -805,10 +806,10 @@ fn version_removed_during_upload_is_removed_from_store() {
     }
 }
 
-/// The condition is reported after a minute, for any number of waiting files: few are sent at once. All files are sent
+/// The node reports the condition after a minute, for any number of waiting files, because it sends few files at once. All files are sent
 /// when the store answers again.
 #[test]
-fn silent_store_is_reported_and_does_not_block_each_file() {
+fn silent_backend_is_reported_without_blocking_each_file() {
     let bench = BackendBench::new();
     let store = bench.open(1 << 20);
     let files: Vec<_> = (0..40_u64)

@@ -1,4 +1,4 @@
-//! Upload of objects: writes them to the external store under the names of their files. It never replaces a file of another program.
+//! Uploads of objects to the external store, under the names of their files. An upload never replaces a file of another program.
 
 use super::reading::BackendLocation;
 use super::rows::FileOrigin;
@@ -18,33 +18,34 @@ use std::time::Duration;
 use tidemill_core::attribute::object;
 use tidemill_core::id::ObjectId;
 
-/// Bytes per read.
+/// Maximum number of bytes per read of an object.
 const PIECE_BYTES: usize = 8 << 20;
 /// Maximum number of objects that are uploaded concurrently.
 pub(super) const AT_ONCE: usize = 8;
-/// Maximum number of files that one pass removes.
+/// Maximum number of files that one upload pass removes.
 const DELETED_MAX: u32 = 256;
-/// Maximum number of objects that one pass examines.
+/// Maximum number of objects that one upload pass examines.
 const BATCH_MAX: usize = 1024;
-/// Interval between two passes …
+/// Interval between two upload passes.
 const PERIOD: Duration = Duration::from_millis(500);
-/// … and after a failed pass.
+/// Pause after an upload pass with a failure.
 const PAUSE: Duration = Duration::from_secs(5);
-/// Maximum length of an external path and of each name in it, in bytes. Object stores and file systems all accept these lengths.
+/// Maximum length in bytes of an external path and of each name in the path. Object stores and file systems all accept these lengths.
 const PATH_BYTES_MAX: usize = 900;
 const NAME_BYTES_MAX: usize = 220;
-/// Prefix of names that are not names of files. Objects without a file, and objects whose file name is not valid in the backend, get such a name.
+/// Prefix of names that are not names of files. An object gets such a name if it belongs to no file, or if its file name is not valid in
+/// the backend.
 pub(super) const OWN: &str = ".tidemill-";
 
-/// Result of the search for a place for an object.
+/// Result of the search for a path in the external store for an object.
 enum BackendPlace {
-    /// The path is free: the object may be written there, in place of this file.
+    /// The path is free: the object may be written to this path, in place of the given file.
     Free(String, BackendOverwrite),
-    /// The store already holds the object, as this file.
+    /// The external store already holds the object, as this file.
     Taken(BackendFile),
 }
 
-/// Returns the path that an object should have in the backend, if no other file has it.
+/// Returns the path that an object should have in the external store, if no other file has the path.
 pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
     let path = path.trim_start_matches('/');
     let good = |name: &str| {
@@ -61,12 +62,12 @@ pub(super) fn key(object: ObjectId, path: &str, part: bool) -> String {
     }
 }
 
-/// Returns another name, which only this object gets.
+/// Returns an alternative path, which only this object can get.
 fn alternative(path: &str, object: ObjectId) -> String {
     format!("{path}.{:016x}", object.0)
 }
 
-/// Returns a function that adds the path to a failure of the store.
+/// Returns a function that adds `path` to a failure of the external store.
 fn failed_at(path: &str) -> impl Fn(BackendFailure) -> StoreError {
     move |why| StoreError::Backend {
         path: path.to_owned(),
@@ -74,20 +75,20 @@ fn failed_at(path: &str) -> impl Fn(BackendFailure) -> StoreError {
     }
 }
 
-/// Returns alternative names for an object whose wanted name is taken, in order of preference.
+/// Returns alternative paths for an object whose wanted path is taken, in order of preference.
 fn names_of(object: ObjectId, wanted: &str) -> [String; 3] {
     let own = key(object, "", false);
     let fresh = format!("{own}-{:016x}", crate::task::now().0);
     [alternative(wanted, object), own, fresh]
 }
 
-/// Returns whether only this object can get that name.
+/// Returns whether only this object can get the path.
 pub(super) fn is_own(path: &str, object: ObjectId) -> bool {
     let alternative = alternative_of(path).is_some_and(|(_, other)| other == object);
     alternative || path.starts_with(&key(object, "", false))
 }
 
-/// Returns the path and the object of a name from `alternative`.
+/// Returns the path and the object from which [`alternative`] made a path; `None` if it did not make the path.
 pub(super) fn alternative_of(path: &str) -> Option<(&str, ObjectId)> {
     let (path, number) = path.rsplit_once('.')?;
     let plain = number.len() == 16 && number.bytes().all(|digit| digit.is_ascii_hexdigit());
@@ -96,7 +97,7 @@ pub(super) fn alternative_of(path: &str) -> Option<(&str, ObjectId)> {
 }
 
 impl Backend {
-    /// Records that an object was sealed here, or that it was durable before.
+    /// Records that an object was sealed on this node, or that it was durable before.
     pub(super) fn sealed(
         &self,
         object: ObjectId,
@@ -109,7 +110,7 @@ impl Backend {
         self.cached_or(object, size, |there| Ok(there.placed.size))
     }
 
-    /// Makes a file that the external store already holds the content of an object.
+    /// Makes a file that the external store already holds the content of an object. Returns the length of the file in bytes.
     pub(super) fn make_stub_at(&self, object: ObjectId, path: &str) -> Result<u64, StoreError> {
         self.writable(object)?;
         let placed = self.reach.wait(self.reach.far.stat(path));
@@ -140,7 +141,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Records that an object is in the backend and no longer waits.
+    /// Records that an object is in the external store and no longer waits for its upload.
     fn is_far_now(&self, object: ObjectId, size: u64, packed: bool) {
         let mut known = self.known.lock();
         if known.far.insert(object) {
@@ -151,7 +152,7 @@ impl Backend {
         known.unnamed.remove(&object);
     }
 
-    /// Records that a cached object is also in the backend.
+    /// Records that a cached object is also in the external store.
     pub(super) fn is_kept(&self, object: ObjectId, size: u64, packed: bool) {
         self.is_far_now(object, size, packed);
         let mut known = self.known.lock();
@@ -159,7 +160,7 @@ impl Backend {
         known.cached_bytes += size;
     }
 
-    /// Uploads objects, several concurrently.
+    /// Uploads objects, several of them concurrently.
     pub(super) fn upload_at_once(
         &self,
         objects: &[(ObjectId, ObjectFile)],
@@ -187,14 +188,14 @@ impl Backend {
         })
     }
 
-    /// Returns the wanted external name of an object, and whether it is in an attached directory.
+    /// Returns the wanted external path of an object, and whether the path is in an attached directory.
     fn wanted(&self, object: ObjectId, named: &ObjectFile) -> (String, bool) {
         let inside = self.inside(&named.path);
         let path = inside.as_deref().unwrap_or(&named.path);
         (key(object, path, named.part), inside.is_some())
     }
 
-    /// Locks a name. Only the holder of the lock works on a file of that name.
+    /// Locks an external path. Only the holder of the lock works on a file at this path.
     pub(super) fn turn(&self, path: &str) -> MutexGuard<'_, ()> {
         let mut hasher = DefaultHasher::new();
         path.hash(&mut hasher);
@@ -220,8 +221,8 @@ impl Backend {
         Ok(())
     }
 
-    /// Returns a place for an object: its wanted name, if possible. An own file with this name moves aside. A file of another program
-    /// stays, unless its attached directory knows the file as an earlier version of the same file.
+    /// Returns an external path for an object: its wanted path, if possible. If the node's own file has the path, it moves aside. A file of
+    /// another program stays, unless its attached directory knows the file as an earlier version of the same file.
     fn place(
         &self,
         (object, attached): (ObjectId, bool),
@@ -286,8 +287,8 @@ impl Backend {
         both.is_ok_and(|(one, other)| one.is_some() && one == other)
     }
 
-    /// Gives an object's external file another name, so that the object `instead` can use its present name. Returns the file left at the
-    /// old name.
+    /// Moves an object's external file to another path, so that the object `instead` can use its current path. Returns the file that is
+    /// left at the old path.
     fn move_aside(
         &self,
         object: ObjectId,
@@ -341,7 +342,7 @@ impl Backend {
         Ok(left)
     }
 
-    /// Returns a place for an object whose wanted name is taken or not valid in the backend.
+    /// Returns an external path for an object whose wanted path is taken or not valid in the backend.
     fn elsewhere(
         &self,
         object: ObjectId,
@@ -366,7 +367,8 @@ impl Backend {
         Err(failed_at(wanted)(BackendFailure::Changed))
     }
 
-    /// Updates the tags of objects that were moved aside from `path`. In a file system, the tag changes when the file loses its first name.
+    /// Updates the tags of objects whose files moved aside from `path`. In a file system, the tag changes when the file loses its first
+    /// name.
     pub(super) fn look_aside(&self, path: &str) -> Result<(), StoreError> {
         let moved = self.db.read(|db| rows::moved_aside(db, path));
         for object in moved.map_err(|error| self.failed(&error))? {
@@ -384,7 +386,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Returns whether an external file has the bytes of an object.
+    /// Returns whether an external file has the same bytes as an object.
     fn is_same(&self, there: &BackendFile, opened: &ReadableObject) -> Result<bool, StoreError> {
         if there.size != opened.stat.size {
             return Ok(false);
@@ -410,8 +412,8 @@ impl Backend {
         Ok(true)
     }
 
-    /// Writes an object to the backend if its bytes have the sealed hash. If another writer was faster, the object is not durable yet and a later
-    /// pass searches for a place again.
+    /// Writes an object to the external store if its bytes have the sealed hash. If another writer was faster, the object is not durable
+    /// yet and a later pass searches for a path again.
     fn write(
         &self,
         (path, over): (&str, BackendOverwrite),
@@ -450,7 +452,7 @@ impl Backend {
         }
     }
 
-    /// Returns path, part and hash of an object's file. `None`: the object is not stored, or no note of the server has named the file yet.
+    /// Returns path, part and hash of an object's file; `None` if the object is not stored, or the server has not named its file yet.
     fn named(&self, object: ObjectId) -> Result<Option<ObjectFile>, DbError> {
         let read = |db: &rusqlite::Connection| {
             let Some(sum) = records::sum(db, object)?.filter(|sum| sum.corruption.is_none()) else {
@@ -517,7 +519,7 @@ impl Backend {
         well
     }
 
-    /// Receives notes of the server: objects that waited for the names of their files can be uploaded.
+    /// Handles notes of the server: objects that waited for the names of their files can now be uploaded.
     pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
         let mut known = self.known.lock();
         for object in objects {
@@ -527,7 +529,7 @@ impl Backend {
         }
     }
 
-    /// Removes some external files of removed objects. Returns whether more of them may exist.
+    /// Removes some external files of removed objects. Returns whether more such files may exist.
     pub(super) fn remove_some(&self) -> bool {
         let deleted = self
             .db
@@ -550,7 +552,7 @@ impl Backend {
         more
     }
 
-    /// Removes an external file if it is the node's own. Returns whether nothing remains to be done.
+    /// Removes an external file if the node wrote it. Returns whether nothing remains to be done.
     fn remove_one(&self, placed: &BackendFile) -> bool {
         let _turn = self.turn(&placed.path);
         let held = self.db.read(|db| rows::at(db, &placed.path));
@@ -641,7 +643,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn key_is_path_of_file_or_object_number() {
+    fn backend_key_is_path_of_file_or_object_id() {
         let key = |path: &str, part| key(ObjectId(0xab), path, part);
         assert_eq!(key("/run/a.nc", false), "run/a.nc");
         assert_eq!(key("/run/a.nc", true), "run/a.nc.00000000000000ab");

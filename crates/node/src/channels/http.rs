@@ -1,4 +1,4 @@
-//! HTTP routes of channels; `tidemill_wire::route` lists them. They use the node's channels.
+//! Handlers of the HTTP routes of channels, which `tidemill_wire::route` lists. The handlers use the node's channels.
 
 use super::ring_file::{OpenChannel, OpenChannelError, RECORD_BYTES, SendOutcome};
 use super::{ChannelError, Channels, UsedChannel};
@@ -23,7 +23,7 @@ use tidemill_wire::route::{
 };
 use tokio::time::Instant;
 
-/// Maximum waiting time of one request. A client that wants to wait longer repeats the request.
+/// Maximum time that one request waits. A client that wants to wait longer repeats the request.
 const WAIT_MAX: Duration = Duration::from_secs(60);
 
 pub(crate) fn routes() -> Router<HttpContext> {
@@ -37,7 +37,7 @@ pub(crate) fn routes() -> Router<HttpContext> {
         )
 }
 
-/// Channel of a request. Its methods run work on the channel on threads that may block.
+/// Channel of a request. The methods run work on the channel on threads that may block.
 struct Use {
     channels: Arc<Channels>,
     channel: Arc<UsedChannel>,
@@ -71,7 +71,7 @@ impl Use {
         Ok(tokio::task::spawn_blocking(work).await??)
     }
 
-    /// Calls `work` after each change of the channel until it returns a value, or until the time is over.
+    /// Calls `work` after each change of the channel until it returns a value, or until the time limit.
     async fn until<T: Send + 'static>(
         &self,
         wait_ms: u64,
@@ -157,7 +157,7 @@ async fn send(
     Ok(Json(reply).into_response())
 }
 
-/// Returns the number of messages in a body.
+/// Returns the number of messages in a request's body.
 fn count(frames: &Bytes) -> Result<u32, HttpRefusal> {
     let mut rest = &frames[..];
     let mut count = 0;
@@ -185,7 +185,7 @@ fn count(frames: &Bytes) -> Result<u32, HttpRefusal> {
 const GARBAGE: &str =
     "the body is not a list of messages, each after its length in four bytes, the lowest first";
 
-/// Waits until that many bytes fit into the channel.
+/// Waits until the requested number of bytes fits into the channel.
 async fn space(
     State(context): State<HttpContext>,
     Path(id): Path<String>,

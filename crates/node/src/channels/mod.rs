@@ -1,5 +1,5 @@
-//! Channels of workspaces on this node. Each is a file of the directory `channels`; programs send and receive its messages over HTTP ([`http`]).
-//! The server sends the list of channels with each change. Files of other channels are removed.
+//! Channels of workspaces on this node. Each channel is a file of the directory `channels`; programs send and receive its messages over
+//! HTTP ([`http`]). The server sends the list of channels with each change; the node removes files of other channels.
 
 pub(crate) mod http;
 mod ring_file;
@@ -25,24 +25,24 @@ const WORD_MAX: Duration = Duration::from_secs(5);
 /// File name extension of a file that is being created.
 const NEW: &str = "new";
 
-/// Channels of a node; see the module.
+/// Channels that a node stores.
 #[derive(Debug)]
 pub(crate) struct Channels {
     directory: PathBuf,
     store: Arc<dyn Store>,
-    /// Channels that the server has announced, with the bytes of each; `None` before the first list.
+    /// Channels that the server has announced, with the capacity of each in bytes; `None` before the first list.
     listed: Mutex<Option<BTreeMap<ObjectId, u64>>>,
     news: Notify,
     making: Mutex<()>,
     open: Mutex<HashMap<ObjectId, Arc<UsedChannel>>>,
 }
 
-/// Channel in use.
+/// Channel that requests use.
 #[derive(Debug, Default)]
 pub(crate) struct UsedChannel {
-    /// `None` before it is opened, and after it could not be written.
+    /// Open file; `None` before the channel is opened, and after a write failed.
     kept: Mutex<Option<OpenChannel>>,
-    /// Signalled after a send, after a read, and at the end of the channel.
+    /// Notification after each send, after each read, and at the end of the channel.
     changed: Notify,
     ended: AtomicBool,
 }
@@ -65,7 +65,7 @@ pub(crate) enum ChannelError {
 }
 
 impl Channels {
-    /// Opens the directory, counts the existing channels, and removes incomplete files.
+    /// Opens the directory of channels, counts the existing channels, and removes incomplete files.
     pub(crate) fn open(directory: &Path, store: Arc<dyn Store>) -> Result<Self, StoreError> {
         let directory = directory.join("channels");
         let channels = Self {
@@ -114,7 +114,7 @@ impl Channels {
         entries.map(file).collect()
     }
 
-    /// Returns whether any channel exists: then the node may not suspend.
+    /// Returns whether the node has any channel, so that it may not suspend.
     pub(crate) fn any(&self) -> bool {
         self.files().is_ok_and(|files| !files.is_empty())
     }
@@ -161,7 +161,7 @@ impl Channels {
         }
     }
 
-    /// Waits until the server has announced a channel. Returns the bytes of its ring.
+    /// Waits until the server has announced a channel. Returns the capacity of the channel in bytes.
     async fn awaited(&self, object: ObjectId) -> Option<u64> {
         let listed = async {
             loop {
@@ -181,7 +181,7 @@ impl Channels {
         tokio::time::timeout(WORD_MAX, listed).await.ok()
     }
 
-    /// Creates the file of an announced channel. An existing file is no error.
+    /// Creates the file of an announced channel. If the file exists, the function succeeds.
     fn make(&self, object: ObjectId, capacity: u64) -> Result<(), ChannelError> {
         let (path, new) = (self.path(object), self.path(object).with_extension(NEW));
         // In memory this takes long, as every page is cleared. A new list of channels must not wait for it, so this is a lock of its own.
@@ -204,7 +204,7 @@ impl Channels {
         Ok(())
     }
 
-    /// Returns an existing channel.
+    /// Returns an existing channel of the node.
     fn find(&self, object: ObjectId) -> Result<Arc<UsedChannel>, ChannelError> {
         let mut open = self.open.lock();
         if let Some(channel) = open.get(&object) {
@@ -216,7 +216,7 @@ impl Channels {
         Ok(Arc::clone(open.entry(object).or_default()))
     }
 
-    /// Runs `work` on a channel. After an error of the system, the channel is opened again from the device.
+    /// Runs `work` on a channel. After an I/O error, the channel is opened again from the device.
     fn with<T>(
         &self,
         object: ObjectId,

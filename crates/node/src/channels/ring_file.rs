@@ -1,6 +1,6 @@
-//! File of a channel: a header with the place of its first record, its consumers and its producers, and the ring (`docs/formats-node.md`).
+//! File of a channel: a header with the offset of its first record, its consumers and its producers, and the ring (`docs/formats-node.md`).
 //!
-//! The whole file is allocated when it is created, so that later messages and reads need no space on the device. Nothing is synced:
+//! The whole file is allocated when it is created, so that later messages and reads need no space on the device. The file is never synced:
 //! acknowledged messages survive the end of any process, but not of the host.
 
 use rustix::fs::{FallocateFlags, fallocate};
@@ -14,28 +14,27 @@ use tidemill_core::channel::{
     is_name,
 };
 
-/// First bytes of a file: the kind and the version of the format.
+/// First bytes of the file of a channel: the kind of file and the version of the format.
 const MAGIC: [u8; 8] = *b"TMCHAN\x00\x01";
 const HEAD_AT: u64 = 64;
 const CONSUMERS_AT: u64 = 4096;
 const CONSUMER_BYTES: u64 = 128;
 const PRODUCERS_AT: u64 = CONSUMERS_AT + CONSUMER_BYTES * CONSUMERS_MAX as u64;
 const PRODUCER_BYTES: u64 = 64;
-/// Offset of the ring.
+/// Offset of the ring in the file, in bytes.
 pub(super) const RING_AT: u64 =
     PRODUCERS_AT + PRODUCER_BYTES * tidemill_core::channel::PRODUCERS_MAX as u64;
-/// Bytes of a record before its messages.
+/// Number of bytes of a record before its messages.
 pub(super) const RECORD_BYTES: u64 = 40;
 const CHECK_BYTES: usize = 8;
 
-/// Open channel.
 #[derive(Debug)]
 pub(super) struct OpenChannel {
     file: File,
     pub(super) log: ChannelLog,
 }
 
-/// Reason why a channel can't be used.
+/// Reason why the file of a channel can't be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenChannelError {
     #[error(transparent)]
@@ -48,10 +47,10 @@ pub(super) enum OpenChannelError {
     Corrupt,
 }
 
-/// Result of sending.
+/// Result of sending messages to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum SendOutcome {
-    /// Number of the first message, and whether the messages are new.
+    /// The channel has the messages: the number of the first message, and whether the messages are new.
     As(u64, bool),
     Full,
 }
@@ -74,7 +73,7 @@ impl OpenChannel {
         kept.keep_head()
     }
 
-    /// Opens the file of a channel. Messages of an interrupted request are stored completely or not at all.
+    /// Opens the file of a channel. The messages of an interrupted request are stored completely or not at all.
     pub(super) fn open(path: &Path) -> Result<Self, OpenChannelError> {
         let file = File::options().read(true).write(true).open(path)?;
         let mut begin = [0; 16];
@@ -135,7 +134,7 @@ impl OpenChannel {
         write_checked(&self.file, at, row)
     }
 
-    /// Appends messages as one record.
+    /// Appends messages to the ring as one record.
     pub(super) fn send(
         &mut self,
         batch: MessageBatch,
@@ -202,7 +201,8 @@ impl OpenChannel {
         Ok(freed)
     }
 
-    /// Returns messages from a number on: the number of the first, then each message with its length before it. Empty if no message exists.
+    /// Returns messages from number `from` on: the number of the first message, then each message with its length before it. Empty if there
+    /// is none.
     pub(super) fn read(&self, from: u64, bytes_max: u64) -> Result<Vec<u8>, OpenChannelError> {
         let mut out = Vec::new();
         let bytes_max = bytes_max.min(BATCH_BYTES_MAX + RECORD_BYTES);
@@ -222,7 +222,7 @@ impl OpenChannel {
     }
 }
 
-/// Returns the end of the first `count` messages.
+/// Returns the end of the first `count` messages in `frames`, in bytes.
 fn after_frames(frames: &[u8], count: u64) -> Option<usize> {
     let mut at = 0_usize;
     for _ in 0..count {
@@ -250,14 +250,14 @@ fn check(parts: &[&[u8]]) -> [u8; CHECK_BYTES] {
     std::array::from_fn(|at| hash.as_bytes()[at])
 }
 
-/// Writes a row with its check. The row is within one page, so a killed process never leaves a half-written row.
+/// Writes a row with its checksum. The row is within one page, so a killed process never leaves an incomplete row.
 fn write_checked(file: &File, at: u64, mut row: Vec<u8>) -> io::Result<()> {
     let check = check(&[&row]);
     row.extend(check);
     file.write_all_at(&row, at)
 }
 
-/// Reads a row of that many bytes and its check; `None` if the check fails.
+/// Reads a row of `bytes` bytes and its checksum; `None` if the checksum is wrong.
 fn checked(file: &File, at: u64, bytes: usize) -> io::Result<Option<Vec<u8>>> {
     let mut row = vec![0; bytes];
     file.read_exact_at(&mut row, at)?;
@@ -352,7 +352,7 @@ mod tests {
 
     /// Truncates the file after each byte of a record. Complete records are kept, the torn record is dropped, and sending continues.
     #[test]
-    fn torn_record_is_dropped_and_acknowledged_ones_are_kept() {
+    fn channel_drops_torn_record_and_keeps_acknowledged_records() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("channel");
         OpenChannel::make(&path, CAPACITY_BYTES_MIN).unwrap();
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn consumers_resume_after_reopen_and_bad_file_is_refused() {
+    fn channel_consumers_resume_after_reopen_and_bad_file_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("channel");
         OpenChannel::make(&path, CAPACITY_BYTES_MIN).unwrap();

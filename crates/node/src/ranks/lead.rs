@@ -1,7 +1,7 @@
-//! Leader of a task with ranks. It starts ranks on other nodes over connections, distributes the values of each barrier, and writes the
-//! output of all ranks to one file.
+//! Leader of a task with ranks. The leader starts ranks on other nodes over connections, distributes the values of each barrier, and writes
+//! the output of all ranks to one file.
 //!
-//! All ranks end with the first rank that fails, and with the connections of this node: if it is killed, its ranks are killed, too.
+//! All ranks end with the first rank that fails, and with the connections of the leader's node if that node is killed.
 
 use super::{ALIVE_EVERY, RankPlace, Round, Word, receive_soon, send_word};
 use crate::executor::ExecutorParts;
@@ -26,20 +26,20 @@ use tokio::time::{Instant, timeout};
 /// Time limit for a node's answer that it starts a rank.
 const OPEN_MAX: Duration = Duration::from_secs(30);
 
-/// Time in which other ranks may still report their outcome after a failure: one of them may have caused it.
+/// Time in which other ranks may still report their outcome after a failure, because another rank may have caused the failure.
 const CAUSES: Duration = Duration::from_secs(2);
 
 /// Interval of checks whether the label was cancelled.
 const LOOK_EVERY: Duration = Duration::from_millis(200);
 
-/// Lines, and characters, of a failed rank's standard error that its failure contains.
+/// Number of lines, and of characters, of a failed rank's standard error in the message of the failure.
 const LINES: usize = 3;
 const PRINTED_MAX: usize = 500;
 
-/// Bytes of the output per read.
+/// Maximum number of bytes per read of a rank's output.
 const PIECE_BYTES: usize = 1 << 20;
 
-/// Resource use and output of all ranks.
+/// Resource use and printed output of all ranks of a task.
 #[derive(Debug, Default)]
 pub(crate) struct LeadResult {
     pub(crate) cpu: Span,
@@ -103,7 +103,7 @@ pub(crate) fn lead(
     })
 }
 
-/// Returns the places of the ranks: each node that has a part of their input, in the order of the parts.
+/// Returns the locations of the ranks: each node that has a part of their input, in the order of the parts.
 fn places(
     of: (&ExecutorParts, &Live),
     analysis: &Analysis,
@@ -158,7 +158,7 @@ impl RankPlace {
 
 type RankMessage = (usize, io::Result<Word>);
 
-/// State of a rank in the leader.
+/// State of a rank, as the leader knows it.
 struct RankState {
     node: u32,
     to: WriteHalf<DedicatedConnection>,
@@ -175,7 +175,7 @@ impl Drop for RankState {
     }
 }
 
-/// State of all running ranks.
+/// State of all running ranks of a task.
 struct RunningRanks {
     ranks: Vec<RankState>,
     heard: mpsc::Receiver<RankMessage>,
@@ -224,7 +224,7 @@ impl RunningRanks {
     }
 }
 
-/// Forwards the messages of a rank until it has ended. Returns the connection, from which its output can then be read.
+/// Forwards the messages of a rank until it has ended. Returns the connection, from which the rank's output can then be read.
 async fn listen<R: AsyncRead + Unpin>(
     rank: usize,
     mut from: R,
@@ -241,7 +241,7 @@ async fn listen<R: AsyncRead + Unpin>(
     }
 }
 
-/// Returns the failure for a rank that can't be reached. A later attempt, or one on another node, may succeed.
+/// Returns the failure for a rank that can't be reached. A later attempt, or an attempt on another node, may succeed.
 fn lost(rank: usize, node: u32, why: &str) -> Failure {
     failure(
         FailureKind::Input,
@@ -255,7 +255,7 @@ impl RunningRanks {
         ranks.filter_map(|(rank, one)| Some((rank, one.ended.as_ref()?)))
     }
 
-    /// Waits until all ranks have ended. Returns whether they have read other bytes than were finally sealed.
+    /// Waits until all ranks have ended. Returns whether a rank has read other bytes than were finally sealed.
     async fn until_ended(&mut self, live: &Live) -> Result<bool, Failure> {
         let mut look = tokio::time::interval(LOOK_EVERY);
         let mut alive = tokio::time::interval(ALIVE_EVERY);
@@ -337,14 +337,14 @@ impl RunningRanks {
         self.tell_all(&Word::Go { ports, values }).await;
     }
 
-    /// Sends a message to all ranks. A lost connection is detected by its reader.
+    /// Sends a message to all ranks. The reader of a lost connection detects the loss.
     async fn tell_all(&mut self, word: &Word) {
         for rank in &mut self.ranks {
             let _ = send_word(&mut rank.to, word).await;
         }
     }
 
-    /// Writes the output of the ranks, in their order.
+    /// Writes the output of all ranks to `out`, in the order of the ranks.
     async fn gather(&mut self, out: &mut File, limit: u64) -> Result<(), Failure> {
         let mut left = limit;
         for rank in 0..self.ranks.len() {
@@ -397,7 +397,7 @@ impl RunningRanks {
     }
 }
 
-/// Returns a message with the last lines of the kernel's standard error.
+/// Appends the last lines of the kernel's standard error to a message.
 fn with_words(mut message: String, outcome: Option<&Outcome>) -> String {
     let printed = outcome.map_or("", |outcome| outcome.stderr.trim());
     let mut lines: Vec<&str> = printed.lines().rev().take(LINES).collect();

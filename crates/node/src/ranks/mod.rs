@@ -1,9 +1,9 @@
 //! Tasks with ranks: one process on each node that has a part of their input. The processes communicate by MPI
 //! (`docs/decisions/0064-mpi-hooks.md`). The module defines the messages between the nodes.
 //!
-//! The node that has the label [leads](lead). It asks the other nodes, and itself, to start one rank each, over a connection that
-//! lasts as long as the rank. It distributes the values of the ranks when all of them wait for each other, and joins their outputs. A
-//! node that [serves](serve) a rank speaks PMI with the rank and relays its connections to the other ranks ([`relay`]).
+//! The node that has the label [leads](lead). The leading node asks the other nodes, and itself, to start one rank each, over a connection
+//! that lasts as long as the rank. The leading node distributes the values of the ranks when all ranks wait for each other, and joins their
+//! outputs. A node that [serves](serve) a rank speaks PMI with the rank and relays its connections to the other ranks ([`relay`]).
 
 pub(crate) mod lead;
 mod pmi;
@@ -17,14 +17,14 @@ use std::io;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
-/// Maximum length of a message in bytes: a label with its layout.
+/// Maximum length in bytes of a message, which may contain a label with its layout.
 const WORD_BYTES_MAX: usize = 64 << 20;
 
 /// Interval of keep-alive messages in both directions, and maximum time without a message.
 const ALIVE_EVERY: Duration = Duration::from_secs(5);
 const SILENT_MAX: Duration = Duration::from_secs(60);
 
-/// Place of a rank.
+/// Location of a rank: its node and its object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct RankPlace {
     node: u32,
@@ -35,7 +35,7 @@ struct RankPlace {
 /// Values of a rank that waits at a barrier.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct Round {
-    /// Ports on which its kernel listens.
+    /// Ports on which the rank's kernel listens.
     ports: Vec<u16>,
     /// Values that the rank has put since the last barrier.
     values: Vec<(String, String)>,
@@ -44,25 +44,25 @@ struct Round {
 /// Message between the leader and the node that serves a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 enum Word {
-    /// To the serving node: the label in protobuf, the number of the rank to start, and the places of all ranks.
+    /// To the serving node: the label in protobuf, the number of the rank to start, and the locations of all ranks.
     Begin {
         label: Vec<u8>,
         rank: usize,
         places: Vec<RankPlace>,
     },
-    /// To the leader: the kernel waits at a barrier.
+    /// To the leader: the kernel of the rank waits at a barrier.
     Waits(Round),
-    /// To the serving node: all ranks wait, and these are their values.
+    /// To the serving node: all ranks wait at the barrier; contains the values of all ranks.
     Go {
         ports: Vec<Vec<u16>>,
         values: Vec<(String, String)>,
     },
-    /// Keep-alive message, in both directions.
+    /// In both directions: keep-alive message.
     Alive,
     /// To the leader: the outcome of the rank in protobuf, and whether the rank has read other bytes than were finally sealed. No message
     /// follows before `Give`.
     Ended { outcome: Vec<u8>, stale: bool },
-    /// To the serving node: request for the rank's output. The answer is its length as eight bytes, lowest first, and the output.
+    /// To the serving node: request for the rank's output. The answer is the output's length as eight bytes, lowest first, and the output.
     Give,
 }
 
@@ -75,7 +75,7 @@ async fn send_word(to: &mut (impl AsyncWrite + Unpin), word: &Word) -> io::Resul
     to.flush().await
 }
 
-/// Receives a message. Not safe to cancel: the future must run to its end.
+/// Receives a message. The future is not safe to cancel: it must run to its end.
 async fn receive_word(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     let mut length = [0; 4];
     from.read_exact(&mut length).await?;
@@ -88,7 +88,7 @@ async fn receive_word(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     postcard::from_bytes(&word).map_err(io::Error::other)
 }
 
-/// Receives like [`receive_word`] from a peer that sends keep-alive messages. Fails after a silence.
+/// Receives a message like [`receive_word`] from a peer that sends keep-alive messages. Fails after a silence.
 async fn receive_soon(from: &mut (impl AsyncRead + Unpin)) -> io::Result<Word> {
     let heard = tokio::time::timeout(SILENT_MAX, receive_word(from)).await;
     heard.unwrap_or_else(|_| Err(io::ErrorKind::TimedOut.into()))

@@ -1,7 +1,7 @@
 //! PMI version 1, as MPICH's processes speak it with their starter: lines of `name=value`, each with an answer. The module reads and writes
 //! the connection of one process.
 //!
-//! Values that ranks put are known to all ranks after the next barrier. This is sufficient: ranks ask for no value before.
+//! Values that a rank puts are known to all ranks after the next barrier. Earlier values are not needed: no rank asks for them.
 
 use super::Round;
 use std::collections::BTreeMap;
@@ -10,24 +10,23 @@ use tidemill_kernel::peers::RANKS_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 
-/// Maximum length of a line in bytes.
 const LINE_BYTES_MAX: usize = 8 << 10;
 
 /// Maximum number of bytes that all ranks together may put.
 const VALUES_BYTES_MAX: usize = 16 << 20;
 
-/// Maximum lengths of names and values, as announced to processes.
+/// Maximum length of names in bytes, as announced to processes.
 const NAME_MAX: usize = 256;
 const VALUE_MAX: usize = 1024;
 
-/// Key with which ranks that use shared memory ask which ranks are on one host. The answer always puts each rank on a host of its own.
+/// Key with which ranks that use shared memory ask which ranks are on one host. The answer always puts each rank on a separate host.
 const MAPPING: &str = "PMI_process_mapping";
 
-/// Request of the process.
+/// Request of the process that concerns all ranks.
 pub(super) enum Wish {
-    /// The rank waits for the others.
+    /// The rank waits at a barrier for the other ranks.
     Wait(Round),
-    /// The rank has failed, and with it all ranks.
+    /// The rank has failed, so that all ranks fail.
     Abort(String),
     /// The connection has ended, or the process sent an invalid message.
     Gone,
@@ -42,7 +41,7 @@ pub(super) struct Pmi {
     known: BTreeMap<String, String>,
     known_bytes: usize,
     put: Vec<(String, String)>,
-    /// Whether the kernel's function has returned.
+    /// Whether the function of the kernel has returned.
     pub(super) came_back: bool,
 }
 
@@ -60,7 +59,7 @@ impl Pmi {
         }
     }
 
-    /// Answers the process until it sends a request for all ranks. Safe to cancel at any time.
+    /// Answers the process's requests until it sends a request for all ranks. The future is safe to cancel at any time.
     pub(super) async fn wish(&mut self) -> Wish {
         loop {
             while let Some(line) = self.line() {
@@ -81,7 +80,7 @@ impl Pmi {
         }
     }
 
-    /// Ends the barrier, with the values that all ranks have put.
+    /// Ends the barrier for the process, with the values that all ranks have put.
     pub(super) async fn go(&mut self, values: Vec<(String, String)>) -> io::Result<()> {
         for (name, value) in values {
             self.known_bytes += name.len() + value.len();
@@ -96,7 +95,7 @@ impl Pmi {
         Some(String::from_utf8_lossy(&line[..end]).into_owned())
     }
 
-    /// Sends an answer. The few bytes fit into the buffer of the socket, unless the process reads no answers.
+    /// Sends an answer to the process. The few bytes fit into the buffer of the socket, unless the process reads no answers.
     async fn answer(&mut self, line: &str) -> io::Result<()> {
         self.stream.write_all(format!("{line}\n").as_bytes()).await
     }

@@ -1,5 +1,5 @@
-//! Relays of connections between ranks: from the network of one rank through its node and another node to the network of the other
-//! rank. The module listens and connects inside the ranks' networks.
+//! Relays of connections between ranks: from the network of one rank through its node and another node to the network of the other rank.
+//! The module listens and connects inside the ranks' networks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -15,36 +15,36 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, watch};
 use tokio::task::AbortHandle;
 
-/// Bytes per read.
+/// Maximum number of bytes per read of a connection.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Time for which a closed connection is not reported to a rank. The end of the other process, the reason, should be reported first.
+/// Delay of the report of a closed connection to a rank, because the end of the other process should be reported first.
 const HELD: Duration = Duration::from_secs(10);
 
-/// Maximum number of concurrent connections from a rank to others, and from others to it.
+/// Maximum number of concurrent connections from a rank to other ranks, and from other ranks to it.
 pub(super) const CONNECTIONS_MAX: usize = 256;
 
 /// Time in which a rank must accept a connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
 
-/// Listeners through which a rank reaches the others.
+/// Listeners through which a rank reaches the other ranks.
 #[derive(Debug)]
 pub(super) struct Relays {
     pub(super) label: LabelId,
     pub(super) rank: usize,
     pub(super) network: Arc<RankNetwork>,
     pub(super) objects: Objects,
-    /// Places of the ranks, in their order.
+    /// Addresses of all ranks, in the order of the ranks.
     pub(super) peers: Arc<[ObjectAddress]>,
     /// Listeners for the ranks and ports that are reachable now.
     pub(super) open: BTreeMap<(usize, u16), Listening>,
-    /// Permits for connections to the others.
+    /// Permits for connections of the rank to other ranks.
     pub(super) space: Arc<Semaphore>,
     /// Becomes true when the rank has ended and its outcome was sent.
     pub(super) ended: watch::Receiver<bool>,
 }
 
-/// Listener in the place of another rank, until it is dropped.
+/// Listener that stands for another rank's port, until it is dropped.
 #[derive(Debug)]
 pub(super) struct Listening(AbortHandle);
 
@@ -55,7 +55,7 @@ impl Drop for Listening {
 }
 
 impl Relays {
-    /// Sets the ports on which the others listen now, and closes all other listeners.
+    /// Sets the ports on which the other ranks listen now, and closes all other listeners.
     pub(super) async fn reach(&mut self, ports: &[Vec<u16>]) -> io::Result<()> {
         let all = ports.iter().enumerate();
         let all = all.flat_map(|(peer, ports)| ports.iter().map(move |port| (peer, *port)));
@@ -128,7 +128,7 @@ impl To {
     }
 }
 
-/// Waits until a connecting stream is connected. Fails after a time limit: the rank may never accept it.
+/// Waits until a connecting stream is connected. Fails after a time limit, because the rank may never accept the connection.
 pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream> {
     let tcp = TcpStream::from_std(tcp)?;
     let ready = tokio::time::timeout(CONNECT_MAX, tcp.writable()).await;
@@ -139,8 +139,8 @@ pub(super) async fn connected(tcp: std::net::TcpStream) -> io::Result<TcpStream>
     }
 }
 
-/// Carries bytes in both directions until the rank at the first end has ended or one direction has. The other direction then continues
-/// briefly.
+/// Forwards bytes in both directions until the rank at the first end has ended or one direction has ended. The other direction then
+/// continues briefly.
 pub(super) async fn carry(
     rank: TcpStream,
     other: impl AsyncRead + AsyncWrite,
@@ -197,7 +197,7 @@ mod tests {
         (client.unwrap(), served.unwrap().0)
     }
 
-    /// Carries between two connections. Returns the outer ends and the task that carries.
+    /// Starts forwarding between two connections. Returns the outer ends of the connections and the forwarding task.
     async fn carried() -> (TcpStream, TcpStream, tokio::task::JoinHandle<()>) {
         let (rank, inner) = pair().await;
         let (other, there) = pair().await;
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn relay_carries_both_directions_until_one_end_closes() {
+    async fn rank_relay_forwards_both_directions_until_one_end_closes() {
         for first in [true, false] {
             let (mut rank, mut other, carrying) = carried().await;
             rank.write_all(b"there").await.unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn relay_abandons_unreachable_peer() {
+    async fn rank_relay_abandons_unreachable_peer() {
         use rustix::net::{AddressFamily, SocketFlags, SocketType, connect, socket_with};
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let at = listener.local_addr().unwrap();

@@ -1,4 +1,4 @@
-//! Server of ranks: starts a rank on request of a leader, speaks PMI with it, and sends its outcome and output to the leader (next:
+//! Starts a rank on request of a leader, speaks PMI with the rank, and sends its outcome and output to the leader (next:
 //! `node/src/ranks/lead.rs`).
 
 use super::pmi::{Pmi, Wish};
@@ -42,7 +42,7 @@ const SERVED_MAX: usize = RANKS_MAX;
 /// Time limit for the first message, which names the rank to start.
 const BEGIN_MAX: Duration = Duration::from_secs(30);
 
-/// Bytes of a rank's output per write.
+/// Maximum number of bytes of a rank's output per write.
 const PIECE_BYTES: usize = 1 << 20;
 
 /// Ranks that a node serves.
@@ -61,17 +61,17 @@ impl Default for Ranks {
     }
 }
 
-/// Access to a rank, for other nodes.
+/// Access to a running rank, for connections of other nodes.
 #[derive(Clone, Debug)]
 struct Reached {
     uid: u32,
     network: Arc<RankNetwork>,
-    /// Permits for connections of others.
+    /// Permits for connections of other ranks.
     space: Arc<Semaphore>,
     ended: watch::Receiver<bool>,
 }
 
-/// Entry of a rank in the list; dropping it removes the rank.
+/// Entry of a rank in the list of served ranks; dropping it removes the entry.
 struct ListedRank<'a>(&'a Ranks, (LabelId, usize));
 
 impl Drop for ListedRank<'_> {
@@ -158,7 +158,7 @@ fn switched() -> HttpResult {
         .map_err(|_| HttpRefusal::Bad("the answer can't be encoded"))
 }
 
-/// Request to run a rank.
+/// Request of a leader to run a rank.
 struct RankRequest {
     live: Live,
     rank: usize,
@@ -214,14 +214,14 @@ fn ended(outcome: &Outcome, stale: bool) -> Word {
     Word::Ended { outcome, stale }
 }
 
-/// State of a running rank.
+/// State of a running rank, on the node that serves the rank.
 struct ServedRank<'a> {
     to: &'a mut WriteHalf<DedicatedConnection>,
     words: mpsc::Receiver<Word>,
     pmi: Pmi,
     relays: Relays,
     live: Live,
-    /// Code with which the kernel aborted.
+    /// Exit code with which the kernel aborted all ranks, as text.
     abort: Option<String>,
 }
 
@@ -344,7 +344,7 @@ impl ServedRank<'_> {
         Ok(())
     }
 
-    /// Sends the outcome of the rank, and its output if the leader asks for it.
+    /// Sends the outcome of the rank to the leader, and the rank's output if the leader asks for it.
     async fn tell(&mut self, ranked: &RankResult, over: &watch::Sender<bool>) {
         let mut outcome = ranked.outcome.clone();
         if let (Some(code), Err(failed)) = (&self.abort, &mut outcome.result) {
@@ -396,7 +396,7 @@ async fn give(
     to.flush().await
 }
 
-/// Creates the standard input of a kernel, and its other end.
+/// Creates the standard input of a kernel, and the other end of its connection.
 fn starter(size: usize) -> io::Result<(OwnedFd, Pmi)> {
     let (starter, own) = StdUnixStream::pair()?;
     own.set_nonblocking(true)?;
@@ -415,7 +415,7 @@ async fn network(parts: &Arc<ExecutorParts>, rank: usize) -> Result<Arc<RankNetw
         })
 }
 
-/// Forwards the messages of the leader until its connection ends.
+/// Forwards the messages of the leader until the leader's connection ends.
 async fn listen(mut from: impl AsyncRead + Unpin, tell: mpsc::Sender<Word>) {
     while let Ok(word) = receive_soon(&mut from).await {
         if tell.send(word).await.is_err() {

@@ -1,4 +1,4 @@
-//! A directory as one output: the allowed content, the resulting objects, and the clean-up after a crash of the node or a hostile kernel.
+//! Tests of a directory as one output: permitted content, resulting objects, and clean-up after a crash of the node or a hostile kernel.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -7,7 +7,7 @@ use tidemill_core::directory::{DEPTH_MAX, FILES_MAX};
 use tidemill_node::RunningNode;
 use tidemill_wire::v1;
 
-/// First id of the directory in these tests.
+/// First object id for the directory's files in these tests.
 const DIRECTORY: u64 = 0x10_0000;
 
 async fn node() -> (tempfile::TempDir, FakeServer, RunningNode, Connection) {
@@ -20,7 +20,7 @@ fn label(id: u64, script: &str) -> v1::Label {
         .output("out/cube/", DIRECTORY)
 }
 
-/// Returns names, objects and sizes of the files in the directory.
+/// Returns names, objects and sizes of the files in an outcome's directory.
 fn files(outcome: &v1::LabelOutcome) -> Vec<(String, u64, u64)> {
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     let within = outcome.sealed.iter().filter(|one| !one.name.is_empty());
@@ -29,7 +29,7 @@ fn files(outcome: &v1::LabelOutcome) -> Vec<(String, u64, u64)> {
         .collect()
 }
 
-/// Returns the number of objects, without the node's status object.
+/// Returns the number of the node's objects, without its status object.
 fn objects(directory: &std::path::Path) -> usize {
     let inner = std::fs::read_dir(directory.join("objects")).unwrap();
     let all: usize = inner
@@ -63,7 +63,7 @@ async fn files_of_directory_output_are_sealed_with_other_outputs() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_directory_output_fails_task_and_leaves_nothing() {
+async fn invalid_directory_output_fails_task_and_leaves_no_objects() {
     let (directory, _server, node, mut connection) = node().await;
     let deep = "d/".repeat(DEPTH_MAX + 1);
     let long = "x".repeat(250);
@@ -134,9 +134,9 @@ async fn invalid_directory_output_fails_task_and_leaves_nothing() {
     node.stop().await;
 }
 
-/// The node ends between two files of a directory. The files that it has already taken are removed.
+/// The node ends after it has taken one of several files of a directory. The files that it has taken are removed.
 #[tokio::test(flavor = "multi_thread")]
-async fn files_of_first_run_are_removed_after_rerun() {
+async fn directory_output_files_of_first_run_are_removed_after_rerun() {
     let (directory, mut server, node, mut connection) = node().await;
     connection.labels(&[label(1, "sleep 100")]);
     connection.running(1).await;
@@ -156,9 +156,9 @@ async fn files_of_first_run_are_removed_after_rerun() {
     node.stop().await;
 }
 
-/// No part of the directory is kept.
+/// The node keeps no file of a directory that exceeds its capacity.
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_over_capacity_releases_all_its_space() {
+async fn directory_output_over_capacity_releases_all_its_space() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let mut small = config(1, directory.path(), &server);

@@ -1,4 +1,4 @@
-//! Inputs on another node.
+//! Tests of inputs that are stored on another node.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 

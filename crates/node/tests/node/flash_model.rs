@@ -1,4 +1,4 @@
-//! The model of the device: it counts the actual writes of the node, and survives restarts.
+//! Tests of the model of the flash device: it counts the actual writes of the node, and survives restarts.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -22,7 +22,7 @@ fn small(directory: &Path, server: &FakeServer) -> NodeConfig {
     config
 }
 
-/// Waits until the model in the status fulfils the condition.
+/// Waits until the model in the node's status fulfils the condition.
 async fn model(
     connection: &mut Connection,
     wanted: impl Fn(&v1::FlashModel) -> bool,
@@ -32,7 +32,7 @@ async fn model(
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_counts_writes_overwrites_and_removals() {
+async fn flash_model_counts_writes_overwrites_and_removals() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let node = RunningNode::start(small(directory.path(), &server))
@@ -107,7 +107,7 @@ async fn status_counts_writes_overwrites_and_removals() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn holes_of_sealed_files_are_not_counted_as_written() {
+async fn flash_model_does_not_count_holes_of_sealed_files() {
     const DATA: u64 = 8192;
     let directory = directory();
     let mut server = FakeServer::start().await;
@@ -163,7 +163,7 @@ async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_node_resumes_from_snapshot_and_objects() {
+async fn flash_model_of_killed_node_resumes_from_snapshot_and_objects() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let mut child = spawn(directory.path(), &server);
@@ -200,7 +200,7 @@ async fn killed_node_resumes_from_snapshot_and_objects() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
+async fn flash_model_restarts_from_objects_without_valid_snapshot() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let snapshot = directory.path().join("flash");
@@ -242,7 +242,7 @@ async fn corrupt_or_missing_snapshot_is_rebuilt_from_objects() {
     }
 }
 
-/// Returns the bytes that the second of two nodes wrote when it fetched a megabyte and wrote one line of it.
+/// Returns the number of bytes that the second of two nodes wrote when it fetched a megabyte and wrote one line of it.
 async fn written_by_a_fetch(in_place: bool) -> (u64, u64) {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
@@ -275,7 +275,7 @@ async fn written_by_a_fetch(in_place: bool) -> (u64, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn fetched_copy_counts_as_written_and_link_does_not() {
+async fn flash_model_counts_fetched_input_and_not_linked_input() {
     let copied = written_by_a_fetch(false).await;
     assert_eq!(copied, (MIB as u64 + 8, MIB as u64 + 4096));
     assert_eq!(written_by_a_fetch(true).await, (8, 4096));

@@ -1,4 +1,4 @@
-//! A full device: seals, removals, outcomes of labels and a start of the node still succeed.
+//! Tests of a full device: seals, removals, outcomes of labels and a start of the node still succeed.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -14,7 +14,7 @@ use tidemill_core::id::ObjectId;
 use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 
-/// Small device, unmounted when it is dropped.
+/// Small device with a file system, which is unmounted when this value is dropped.
 struct Device {
     path: PathBuf,
     _image: tempfile::TempDir,
@@ -26,7 +26,7 @@ fn run(program: &str, args: &[&str]) -> bool {
 }
 
 impl Device {
-    /// Creates a device of 50 MB with this file system. Prints a message and returns `None` if this is not possible.
+    /// Creates a device of 50 MB with the file system `kind`. Prints a message and returns `None` if this is not possible.
     fn new(kind: &str) -> Option<Self> {
         let image = directory();
         let path = image.path().join("device");
@@ -53,7 +53,7 @@ impl Device {
         None
     }
 
-    /// Fills the device to its last byte.
+    /// Writes a file until the device has no free byte.
     fn fill(&self) {
         for (name, piece) in [("filler", 1 << 20), ("more", 4096), ("last", 1)] {
             let mut file = File::options()
@@ -154,12 +154,12 @@ async fn a_full_device_takes_no_bytes_but_seals_removes_and_starts(kind: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_tmpfs_refuses_bytes_but_seals_removes_and_starts() {
+async fn node_on_full_tmpfs_refuses_bytes_but_seals_removes_and_starts() {
     a_full_device_takes_no_bytes_but_seals_removes_and_starts("tmpfs").await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_ext4_refuses_bytes_but_seals_removes_and_starts() {
+async fn node_on_full_ext4_refuses_bytes_but_seals_removes_and_starts() {
     a_full_device_takes_no_bytes_but_seals_removes_and_starts("ext4").await;
 }
 
@@ -251,7 +251,7 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn outputs_without_commit_are_removed() {
+async fn outputs_are_removed_if_outcome_was_not_committed() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let mut child = spawn(directory.path(), &server);

@@ -1,4 +1,4 @@
-//! The HTTP routes with real requests: bytes, ranges, seals, refusals, attributes, quota.
+//! Tests of the HTTP routes with real requests: bytes, ranges, seals, refusals, attributes, quota.
 
 #![allow(
     clippy::unwrap_used,
@@ -174,7 +174,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_of_object_come_in_one_answer() {
+async fn ranges_request_returns_all_ranges_in_one_answer() {
     let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"0123456789").await;
     let read = capability(1, 5, rights::READ);
@@ -248,7 +248,7 @@ async fn unsealed_object_can_be_synced_and_extended() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn object_begins_as_copy_of_sealed_object() {
+async fn copy_request_creates_object_from_start_of_sealed_object() {
     let (_directory, node, _connection) = started(|_| ()).await;
     put(&node, 5, b"one and two").await;
     let all = capability(1, 6, ALL);
@@ -286,7 +286,7 @@ async fn object_begins_as_copy_of_sealed_object() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_object_never_changes() {
+async fn sealed_object_refuses_writes_and_truncation() {
     let (_directory, node, mut connection) = started(|_| ()).await;
     put(&node, 5, b"for ever").await;
     let all = capability(1, 5, ALL);
@@ -457,7 +457,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     node.stop().await;
 }
 
-/// Returns the attributes of an object's own page.
+/// Returns the attributes in the page that describes an object.
 fn recorded(node: &RunningNode, object: u64) -> BTreeMap<u32, Vec<u8>> {
     let db = rusqlite::Connection::open(node.daemon().config.directory.join("node.db")).unwrap();
     let sql = "SELECT number, value FROM attribute WHERE object = ?1 AND page = 1";
@@ -466,9 +466,9 @@ fn recorded(node: &RunningNode, object: u64) -> BTreeMap<u32, Vec<u8>> {
     rows.unwrap().map(Result::unwrap).collect()
 }
 
-/// A node records the attributes that the server has signed, whatever the client sends with its seal.
+/// A node records the attributes that the server has signed, whatever attributes the client sends with its seal.
 #[tokio::test(flavor = "multi_thread")]
-async fn seal_records_signed_attributes_not_the_clients() {
+async fn seal_records_attributes_signed_by_server_only() {
     let (_directory, node, _connection) = started(|_| ()).await;
     let part = PartOf {
         version: ObjectId(70),
@@ -688,7 +688,7 @@ async fn full_node_refuses_writes_until_space_is_freed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn tasks_are_listed_while_running_and_after_end() {
+async fn task_tracker_lists_running_and_ended_tasks() {
     let (_directory, node, mut connection) = started(|_| ()).await;
     put(&node, 5, b"x").await;
     let script = "echo begun >&2; cat gate > out; exec sleep 1000";
@@ -755,7 +755,7 @@ async fn tasks_are_listed_while_running_and_after_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn invalid_capability_is_refused_before_body() {
+async fn request_with_invalid_capability_is_refused_before_its_body() {
     let (_directory, node, _connection) = started(|_| ()).await;
     let address = node.url().strip_prefix("http://").unwrap();
     let forged = {
@@ -780,8 +780,8 @@ async fn invalid_capability_is_refused_before_body() {
     node.stop().await;
 }
 
-/// A channel exists only if the server has announced it, and only for clients with the right. It takes nothing but
-/// messages. It is removed when the server no longer announces it.
+/// A channel exists only if the server has announced it, and only for clients with the right. A channel accepts only messages. The channel
+/// is removed when the server no longer announces it.
 #[tokio::test(flavor = "multi_thread")]
 async fn channel_accepts_messages_only_with_capability() {
     let (directory, node, connection) = started(|_| ()).await;

@@ -1,4 +1,4 @@
-//! Labels from the server's side: their execution by a node, and its reports.
+//! Tests of labels from the server's side: their execution by a node, and the node's reports.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -101,7 +101,7 @@ async fn outcome_is_resent_until_acknowledged() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn bad_outputs_fail_task_with_reason() {
+async fn missing_or_invalid_outputs_fail_task_with_reason() {
     let (directory, _server, node, mut connection) = node().await;
     let run = |id, script: &str| {
         program_label(id, SHELL, &["-c", script])
@@ -200,7 +200,6 @@ async fn labels_can_be_aborted_before_and_during_run() {
     node.stop().await;
 }
 
-/// Sets the required cores and GPUs of a label.
 fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
     let analysis = analyse(&mut label);
     analysis.cores = Some(cores);
@@ -252,7 +251,7 @@ async fn label_starts_when_all_its_resources_are_free() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn program_changes_are_reported_and_label_without_it_returns() {
+async fn label_is_returned_to_server_if_its_program_was_removed() {
     let (_directory, _server, node, mut connection) = node().await;
     let place = directory();
     let program = place.path().join("tool");
@@ -280,7 +279,7 @@ async fn program_changes_are_reported_and_label_without_it_returns() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn directory_changes_are_reported_and_links_out_are_hidden() {
+async fn allowed_directory_changes_are_reported_and_links_out_hidden() {
     let (directory, place) = (directory(), directory());
     let mut server = FakeServer::start().await;
     let mut config = config(1, directory.path(), &server);
@@ -350,7 +349,7 @@ async fn kernel_over_time_or_output_limit_is_killed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn thousand_tasks_all_end() {
+async fn node_ends_thousand_queued_tasks() {
     let (_directory, _server, node, mut connection) = node().await;
     let labels: Vec<v1::Label> = (1..=1000)
         .map(|id| program_label(id, "true", &[]))
@@ -370,7 +369,7 @@ async fn thousand_tasks_all_end() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn find_programs_reports_found_and_missing() {
+async fn program_query_reports_found_and_missing_programs() {
     let (_directory, _server, node, mut connection) = node().await;
     connection.send(v1::to_node::Message::FindPrograms(v1::FindPrograms {
         request: 4,
@@ -413,11 +412,11 @@ async fn remove_and_copy_run_while_kernels_use_all_cores() {
     node.stop().await;
 }
 
-/// Computes clearly longer than its few bytes take to hash.
+/// Shell script that computes clearly longer than the few bytes of its input take to hash.
 const DEAR: &str = "i=0; while [ $i -lt 50000 ]; do i=$((i+1)); done; date +%s%N | cat in - > out";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn result_is_reused_if_inputs_have_required_hashes() {
+async fn cached_result_is_reused_if_inputs_have_required_hashes() {
     let (_directory, _server, node, mut connection) = node().await;
     let dear = |id, input| {
         program_label(id, SHELL, &["-c", DEAR])
@@ -481,7 +480,7 @@ async fn inputs_of_cheap_task_are_not_hashed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn clock_difference_to_server_is_reported() {
+async fn node_reports_clock_difference_to_server() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let started = RunningNode::start(config(1, directory.path(), &server)).await;

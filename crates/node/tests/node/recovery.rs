@@ -1,4 +1,4 @@
-//! State that survives: a node killed with SIGKILL at work, restarts, and directories of other nodes.
+//! Tests of state that survives: a node that is killed at work, restarts, and directories of other nodes.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -73,7 +73,7 @@ async fn killed_node_loses_no_label_and_repeats_no_outcome() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn labels_sent_during_kill_are_known_or_not_run() {
+async fn labels_sent_during_kill_of_node_are_known_or_not_run() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let labels: Vec<v1::Label> = (1..=300)
@@ -188,7 +188,7 @@ async fn data_directory_belongs_to_one_node_of_one_cluster() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_waits_for_absent_server() {
+async fn node_attaches_when_missing_server_appears() {
     let directory = directory();
     let mut server = FakeServer::start().await;
     let address = {

@@ -1,4 +1,4 @@
-//! Replicas of many small objects in one batch. A failed copy does not affect others, and a kill at any time loses no replica.
+//! Tests of replicas of many small objects in one batch: after failed copies, and after kills at any time.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -15,7 +15,7 @@ use tidemill_wire::capability::rights;
 use tidemill_wire::replicas::{OBJECTS_MAX, ReplicaItem, decode};
 use tidemill_wire::{route, v1};
 
-/// Node that has objects, and node that copies them.
+/// Source node that has objects, and a node that copies the objects.
 struct ReplicaPair {
     directories: [tempfile::TempDir; 2],
     nodes: [RunningNode; 2],
@@ -56,7 +56,7 @@ impl ReplicaPair {
     }
 }
 
-/// Returns the bytes of an object: of any length, including 0.
+/// Returns the test bytes of an object, whose length may be any, including 0.
 fn bytes(object: u64) -> Vec<u8> {
     let length = usize::try_from(object * 37 % 5000).unwrap();
     object.to_le_bytes().repeat(length / 8)
@@ -74,7 +74,7 @@ fn hash(directory: &Path, object: u64) -> Option<Vec<u8>> {
         .ok()
 }
 
-/// Changes bytes without the knowledge of the node.
+/// Changes bytes of an object's file without the node's knowledge.
 fn spoil(path: &Path) {
     let mode = |mode| std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
     mode(0o600);
@@ -84,7 +84,7 @@ fn spoil(path: &Path) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn many_replicas_arrive_and_one_failure_affects_no_other() {
+async fn batch_of_replicas_continues_after_one_failed_copy() {
     for in_place in [false, true] {
         let mut two = two(|config| config.in_place = in_place).await;
         let objects: Vec<u64> = (0x100..0x200).collect();
@@ -128,7 +128,7 @@ async fn many_replicas_arrive_and_one_failure_affects_no_other() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn full_node_takes_replicas_that_fit_and_reports_others() {
+async fn full_node_stores_replicas_that_fit_and_reports_others() {
     let mut two = two(|config| {
         config.capacity_bytes = (config.node == NodeId(2)).then_some(100_000);
     })
@@ -157,7 +157,7 @@ async fn full_node_takes_replicas_that_fit_and_reports_others() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn single_copy_of_many_can_be_aborted() {
+async fn one_copy_label_of_batch_can_be_aborted() {
     let mut two = two(|_| {}).await;
     for object in 1..=100 {
         put(&two.nodes[0], object, &bytes(object)).await;
@@ -218,7 +218,7 @@ async fn copy_without_capability_is_refused() {
     node.stop().await;
 }
 
-/// Node in a process of its own.
+/// Node in a separate process, which is killed when this value is dropped.
 struct Killed(Child);
 
 impl Killed {
@@ -237,7 +237,7 @@ impl Drop for Killed {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn node_killed_repeatedly_ends_with_all_replicas() {
+async fn repeatedly_killed_node_finally_has_all_replicas() {
     let directories = [directory(), directory()];
     let mut server = FakeServer::start().await;
     let source = RunningNode::start(config(1, directories[0].path(), &server)).await;

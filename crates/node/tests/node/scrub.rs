@@ -1,4 +1,4 @@
-//! Corrupt objects: their detection, the refusal of reads, and their recreation.
+//! Tests of corrupt objects: their detection, the refusal of reads, and their recreation.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -13,7 +13,7 @@ use tidemill_wire::v1::{self, from_node::Message};
 
 const BYTES: &[u8] = b"what was sealed";
 
-/// Function that changes a sealed object in any way.
+/// Function that damages the file of a sealed object.
 type Spoil = fn(&Path);
 
 fn writable(path: &Path) -> std::fs::File {
@@ -90,7 +90,7 @@ fn aside(directory: &Path, object: u64) -> PathBuf {
     directory.join("corrupt").join(format!("{object:016x}"))
 }
 
-/// Returns the objects of the next report of corrupt objects.
+/// Returns the objects in the node's next report of corrupt objects.
 async fn reported(connection: &mut Connection) -> Vec<u64> {
     connection
         .find(|message| match message {
@@ -102,7 +102,7 @@ async fn reported(connection: &mut Connection) -> Vec<u64> {
         .await
 }
 
-/// Compares objects. Returns the corrupt ones.
+/// Compares objects by a label. Returns the corrupt objects.
 async fn compare(connection: &mut Connection, id: u64, objects: &[u64]) -> Vec<u64> {
     connection.labels(&[verify(id, false, objects)]);
     let outcome = connection.finished(id).await;
@@ -130,7 +130,7 @@ fn change(directory: &Path, sql: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn sealed_object_is_hashed_soon_and_after_restart() {
+async fn node_hashes_sealed_object_soon_and_after_restart() {
     let (directory, mut server, node, _connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     let unhashed = "SELECT count(*) FROM object WHERE kind = 0 AND hash IS NULL";
@@ -153,7 +153,7 @@ async fn sealed_object_is_hashed_soon_and_after_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn corrupt_object_is_found_reported_and_never_read() {
+async fn corrupt_object_is_reported_and_refuses_reads() {
     for spoil in SPOILS {
         let (directory, mut server, node, mut connection) = node_with(BYTES).await;
         for object in [5, 6] {
@@ -191,7 +191,7 @@ async fn corrupt_object_is_found_reported_and_never_read() {
     }
 }
 
-/// Objects that bypass the page cache are read in whole blocks, and end at any offset.
+/// Reads that bypass the page cache read whole blocks, and objects end at any offset.
 #[tokio::test(flavor = "multi_thread")]
 async fn scrub_compares_objects_of_any_length_to_last_byte() {
     const LENGTHS: [usize; 8] = [
@@ -225,7 +225,7 @@ async fn scrub_compares_objects_of_any_length_to_last_byte() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn missing_object_is_reported_by_its_reader() {
+async fn read_of_missing_object_reports_it_as_corrupt() {
     let (directory, _server, node, mut connection) = node_with(BYTES).await;
     for object in [5, 6, 7] {
         put(&node, object, BYTES).await;
@@ -273,8 +273,7 @@ async fn corrupt_bytes_are_readable_on_request() {
     node.stop().await;
 }
 
-/// The node was killed before a corrupt object was set aside, or after the object was repaired and before the repair
-/// was recorded.
+/// The node was killed before it set a corrupt object aside, or after the object was repaired and before the repair was recorded.
 #[tokio::test(flavor = "multi_thread")]
 async fn starting_node_checks_objects_marked_corrupt() {
     let (directory, mut server, node, mut connection) = node_with(BYTES).await;
@@ -303,7 +302,7 @@ async fn starting_node_checks_objects_marked_corrupt() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn interrupted_scrub_compares_all_again() {
+async fn restarted_scrub_compares_all_objects_again() {
     let (directory, mut server, node, mut connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     assert_eq!(compare(&mut connection, 10, &[5]).await, [] as [u64; 0]);
@@ -327,7 +326,7 @@ async fn interrupted_scrub_compares_all_again() {
     node.stop().await;
 }
 
-/// Two nodes that know each other's address.
+/// Two nodes that know each other's addresses.
 struct ScrubPair {
     directories: [tempfile::TempDir; 2],
     nodes: [RunningNode; 2],
@@ -359,7 +358,7 @@ async fn two(in_place: bool) -> ScrubPair {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn corrupt_replica_is_repaired_in_place_from_another() {
+async fn corrupt_replica_is_recreated_from_other_node() {
     for (in_place, spoil) in [true, false].into_iter().zip([flip as Spoil, remove]) {
         let mut two = two(in_place).await;
         for node in &two.nodes {
@@ -410,7 +409,7 @@ async fn corrupt_object_is_never_copied() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn malformed_hashes_are_refused() {
+async fn confirm_request_with_malformed_hash_is_refused() {
     let (_directory, _server, node, _connection) = node_with(BYTES).await;
     put(&node, 5, BYTES).await;
     let remote = remote(&node, 5, rights::READ);

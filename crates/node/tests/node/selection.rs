@@ -1,4 +1,4 @@
-//! Inputs that a kernel reads only in part.
+//! Tests of inputs that a kernel reads only in part.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 #![allow(clippy::single_range_in_vec_init, reason = "one range is meant")]
@@ -13,7 +13,7 @@ use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 
-/// Nodes 1 to 3, which know each other's address.
+/// Nodes 1 to 3, which know each other's addresses.
 struct Three {
     directories: Vec<tempfile::TempDir>,
     nodes: Vec<RunningNode>,
@@ -51,7 +51,7 @@ impl Three {
         }
     }
 
-    /// Runs a label on a node. Returns the bytes of its output, and its outcome.
+    /// Runs a label on a node. Returns the bytes of the label's output, and its outcome.
     async fn run(&mut self, node: u32, label: v1::Label) -> (Vec<u8>, v1::LabelOutcome) {
         let at = node as usize - 1;
         let connection = &mut self.connections[at];
@@ -62,7 +62,6 @@ impl Three {
         (get(&self.nodes[at], object).await, outcome)
     }
 
-    /// Runs a label that fails on a node. Returns the failure.
     async fn fail(&mut self, node: u32, label: v1::Label) -> v1::FailureReport {
         let connection = &mut self.connections[node as usize - 1];
         let id = label.id;
@@ -86,7 +85,7 @@ impl Three {
 
 const UNIT: u64 = 4096;
 const SIZE: u64 = 10 * UNIT + 100;
-/// Object of the striped file, and its parts on nodes 1 to 3.
+/// Object of the striped file, whose parts are on nodes 1 to 3.
 const FILE: u64 = 70;
 const PARTS: [u64; 3] = [71, 72, 73];
 
@@ -96,7 +95,6 @@ fn bytes() -> Vec<u8> {
         .collect()
 }
 
-/// Returns the bytes of part `index`.
 fn of_part(index: usize) -> Vec<u8> {
     let unit = usize::try_from(UNIT).unwrap();
     let file = bytes();
@@ -104,7 +102,7 @@ fn of_part(index: usize) -> Vec<u8> {
     stripes.flatten().copied().collect()
 }
 
-/// Writes a striped file to the nodes. `lacks`: number of missing bytes at the end of its first part, which read as zeros.
+/// Writes a striped file to the nodes. `lacks` is the number of missing bytes at the end of the first part, which read as zeros.
 async fn put_striped(three: &Three, lacks: usize) -> v1::Layout {
     let mut parts: Vec<_> = (0..3).map(of_part).collect();
     let has = parts[0].len() - lacks;
@@ -144,7 +142,7 @@ fn selection(part: Option<u32>, ranges: &[Range<u64>]) -> Option<v1::Selection> 
     })
 }
 
-/// Returns a label that copies the selection of the striped file.
+/// Returns a label that copies the selected bytes of the striped file.
 fn reader(id: u64, layout: &v1::Layout, selection: Option<v1::Selection>) -> v1::Label {
     let mut label = program_label(id, "cp", &["in", "out"])
         .input("in", FILE, 1)
@@ -207,18 +205,18 @@ async fn parts_and_ranges(in_place: bool) {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_are_fetched_over_http() {
+async fn fetch_over_http_transfers_only_selected_bytes() {
     parts_and_ranges(false).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn only_selected_bytes_are_fetched_on_one_host() {
+async fn fetch_on_one_host_transfers_only_selected_bytes() {
     parts_and_ranges(true).await;
 }
 
-/// The file has more stripes than one request asks for. Lines are shorter, longer and much longer than a stripe.
+/// The file has more stripes than one request contains. Lines are shorter, longer and much longer than a stripe.
 #[tokio::test(flavor = "multi_thread")]
-async fn records_belong_to_part_where_they_begin_for_any_length() {
+async fn selected_records_belong_to_part_where_they_begin() {
     let mut three = three(false).await;
     let unit = usize::try_from(UNIT).unwrap();
     let mut text = Vec::new();
@@ -280,9 +278,9 @@ async fn missing_end_of_part_is_read_as_zeros() {
     three.stop().await;
 }
 
-/// The object is here or on another node, or is still to be created by an earlier label.
+/// The object is on this node or on another node, or is still to be created by an earlier label.
 #[tokio::test(flavor = "multi_thread")]
-async fn ranges_of_one_object_are_fetched() {
+async fn fetch_reads_selected_ranges_of_one_object() {
     let mut three = three(false).await;
     put(&three.nodes[0], 5, b"0123456789").await;
     let select = |id, object, size, selection| {
@@ -323,7 +321,7 @@ async fn ranges_of_one_object_are_fetched() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn selection_beyond_data_or_malformed_is_refused() {
+async fn label_with_malformed_or_too_long_selection_is_refused() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
     type Hostile = (Option<u32>, Vec<Range<u64>>, &'static str);
@@ -400,7 +398,7 @@ async fn selection_beyond_data_or_malformed_is_refused() {
     three.stop().await;
 }
 
-/// Process of a node. Dropping it kills the process.
+/// Process of a node, which dropping this value kills.
 struct Process(Child);
 
 impl Process {
@@ -419,9 +417,9 @@ impl Drop for Process {
     }
 }
 
-/// The ranges that were fetched are lost with the killed node. They are fetched again.
+/// The fetched ranges are lost with the killed node. The restarted node fetches them again.
 #[tokio::test(flavor = "multi_thread")]
-async fn killed_node_fetches_ranges_again() {
+async fn killed_node_fetches_selected_ranges_again() {
     let mut three = three(false).await;
     let layout = put_striped(&three, 0).await;
     let directory = directory();

@@ -1,4 +1,4 @@
-//! The directory store compared with a model: any sequence of calls returns the results of a map of byte strings.
+//! Test of the directory store against a model: any sequence of calls returns the same results as a map of byte strings.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
@@ -42,7 +42,7 @@ struct Modelled {
     sealed: bool,
 }
 
-/// Result of a call, as far as a caller depends on it.
+/// Result of a call to the store, as far as a caller depends on it.
 #[derive(Debug, PartialEq)]
 enum Came {
     Well(u64),
@@ -65,7 +65,7 @@ fn used(model: &BTreeMap<u64, Modelled>) -> u64 {
     model.values().map(|object| object.bytes.len() as u64).sum()
 }
 
-/// Extends an object to `size` bytes, unless it is sealed or the capacity is exceeded. Creates it in any case.
+/// Extends an object of the model to `size` bytes, unless it is sealed or the capacity is exceeded. Creates the object in any case.
 fn grow(model: &mut BTreeMap<u64, Modelled>, id: u64, size: u64) -> Result<&mut Modelled, Came> {
     let used = used(model);
     let object = model.entry(id).or_insert(Modelled {

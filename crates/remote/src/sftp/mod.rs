@@ -1,4 +1,4 @@
-//! SFTP with OpenSSH's client, which runs as a child process. OpenDAL's client is not used: it does not report why a connection fails,
+//! SFTP with OpenSSH's client, which runs as a child process. OpenDAL's SFTP client is not used: it does not report why a connection fails,
 //! creates the directory of the address if it is missing, and follows links.
 
 mod session;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use tokio::sync::Mutex;
 use wire::{FileAttributes, Packet, ReplyBody};
 
-/// Bytes of a file per packet: all servers accept this size.
+/// Number of bytes of a file per packet: all servers accept this size.
 const PACKET_BYTES: u64 = 32 << 10;
 /// Maximum number of concurrent packets of one file.
 const PACKETS_AT_ONCE: usize = 64;
@@ -33,11 +33,11 @@ struct Sftp {
     target: SftpAccount,
     root: TreeRoot,
     keys: Keys,
-    /// Connection, and the server's path of the store's directory.
+    /// Connection, and the server's path for the store's root.
     now: Mutex<Option<(Arc<SftpSession>, String)>>,
 }
 
-/// Open file or directory.
+/// Handle of an open file or directory on the server.
 struct SftpHandle {
     session: Arc<SftpSession>,
     handle: Bytes,
@@ -86,7 +86,7 @@ fn odd(path: &str) -> Why {
     })
 }
 
-/// Converts a status. `Missing` may also be the end of a list.
+/// Converts a status answer to a result. The error `Missing` may also mean the end of a list.
 fn status(path: &str, mut answer: ReplyBody) -> Result<(), Why> {
     if answer.kind != wire::STATUS {
         return Err(odd(path));
@@ -104,7 +104,7 @@ fn status(path: &str, mut answer: ReplyBody) -> Result<(), Why> {
     .into())
 }
 
-/// Returns the error for an answer of another kind than expected.
+/// Returns the error for an answer of an unexpected kind.
 fn refusal(path: &str, answer: ReplyBody) -> Why {
     status(path, answer).err().unwrap_or_else(|| odd(path))
 }
@@ -127,7 +127,7 @@ fn seen(path: &str, found: &FileAttributes) -> Result<PathType, Why> {
 }
 
 impl Sftp {
-    /// Returns the connection. Opens another one if it has ended.
+    /// Returns the connection. Opens a new connection if the old one has ended.
     async fn session(&self) -> Result<(Arc<SftpSession>, String), Why> {
         let mut now = self.now.lock().await;
         if let Some((session, root)) = &*now
@@ -160,7 +160,7 @@ impl Sftp {
         Why::offline(&path, reason)
     }
 
-    /// Fails if a link is on the path to the directory of a file.
+    /// Fails if the path to the directory of a file contains a link.
     async fn is_straight(&self, session: &SftpSession, root: &str, path: &str) -> Result<(), Why> {
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(());
@@ -193,7 +193,7 @@ impl Sftp {
         self.attributes(session, path, packet).await
     }
 
-    /// Returns the type of a path, if no link is on the path.
+    /// Returns the type of a path; fails if the path contains a link.
     async fn found(&self, session: &SftpSession, root: &str, path: &str) -> Result<PathType, Why> {
         let straight = self.is_straight(session, root, path);
         let ((), found) = tokio::try_join!(straight, self.lstat(session, path))?;
@@ -224,7 +224,7 @@ impl Sftp {
         self.opened(session, path, packet).await
     }
 
-    /// Runs work in the directory of a path, if no link is on the path to the directory. Creates the directory if it is missing.
+    /// Runs work in the directory of a path; fails if the path to the directory contains a link. Creates the directory if it is missing.
     async fn within<T, Work: Future<Output = Result<T, Why>>>(
         &self,
         (session, root): (&SftpSession, &str),
@@ -245,7 +245,7 @@ impl Sftp {
         }
     }
 
-    /// Creates the parent directories of a path, but not the directory of the store.
+    /// Creates the parent directories of a path, but not the store's root.
     async fn make_above(&self, session: &SftpSession, path: &str) -> Result<(), Why> {
         for (at, _) in path.match_indices('/') {
             let above = &path[..at];
@@ -266,7 +266,7 @@ async fn ask(session: &SftpSession, path: &str, packet: Packet) -> Result<ReplyB
     answer.map_err(|reason| Why::offline(path, reason))
 }
 
-/// Returns the server's path of a directory, with links resolved.
+/// Returns the server's path for a directory, with links resolved.
 async fn real(session: &SftpSession, path: &str) -> Result<String, Why> {
     let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
     let mut answer = ask(session, path, packet).await?;
@@ -436,7 +436,7 @@ impl TreeProtocol for Sftp {
     }
 }
 
-/// Running listing of a directory.
+/// Listing of a directory in progress.
 struct SftpListing {
     handle: SftpHandle,
     path: String,
@@ -484,7 +484,7 @@ impl TreeNames for SftpListing {
     }
 }
 
-/// File that is being written.
+/// File that is being written to the server.
 struct SftpWriter {
     handle: SftpHandle,
     path: String,

@@ -16,16 +16,16 @@ use tokio::sync::mpsc::error::TrySendError;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// Maximum length of a packet in bytes: servers send slightly more than 256 KiB at most.
+/// Maximum length of a packet in bytes; servers send at most slightly more than 256 KiB.
 const PACKET_BYTES_MAX: u32 = 1 << 20;
-/// Time limit for the client to end.
+/// Time limit for the SSH client to end.
 const LAST_WORDS: Duration = Duration::from_secs(2);
-/// Maximum length of the stored messages of the client, in bytes.
+/// Maximum number of bytes of the client's messages that are kept.
 const PRINTED_BYTES_MAX: usize = 4096;
 /// Maximum number of packets of all requests that wait to be sent.
 const SENT_MAX: usize = 256;
 
-/// Server and account of a connection.
+/// Server and account for a connection.
 #[derive(Clone)]
 pub(super) struct SftpAccount {
     pub(super) host: String,
@@ -39,7 +39,7 @@ type PendingReplies = BTreeMap<u32, oneshot::Sender<ReplyBody>>;
 
 #[derive(Debug, Default)]
 struct SessionShared {
-    /// Senders for waiting requests, by number; `None` when the connection has ended.
+    /// Senders for requests that wait for their answers, by number; `None` when the connection has ended.
     waiting: Mutex<Option<PendingReplies>>,
     printed: Mutex<String>,
 }
@@ -50,7 +50,7 @@ pub(super) struct SftpSession {
     send: mpsc::Sender<Vec<u8>>,
     next: std::sync::atomic::AtomicU32,
     tasks: [JoinHandle<()>; 3],
-    /// Extensions of the server beyond version 3.
+    /// Protocol extensions beyond version 3 that the server supports.
     able: BTreeSet<String>,
 }
 
@@ -148,10 +148,10 @@ async fn listen(mut from: tokio::process::ChildStderr, shared: Arc<SessionShared
 }
 
 impl SftpSession {
-    /// Starts the client and connects.
+    /// Starts the SSH client and connects to the server.
     ///
     /// # Errors
-    /// The messages of the client.
+    /// The messages that the client has printed.
     pub(super) async fn start(target: &SftpAccount) -> Result<Self, String> {
         let mut child = command(target).spawn().map_err(|error| {
             format!("the program ssh could not be started ({error}): install OpenSSH's client")
@@ -217,10 +217,10 @@ impl SftpSession {
         Some((number, answer))
     }
 
-    /// Sends a request and waits for the answer.
+    /// Sends a request and waits for the server's answer.
     ///
     /// # Errors
-    /// If the connection has ended or ends, or the server does not answer.
+    /// The connection has ended or ends, or the server does not answer.
     pub(super) async fn ask(&self, packet: Packet) -> Result<ReplyBody, String> {
         let ended = || {
             let printed = lock(&self.shared.printed).trim().to_owned();

@@ -38,7 +38,7 @@ const PERMISSIONS: u32 = 4;
 const TIMES: u32 = 8;
 const MORE: u32 = 0x8000_0000;
 
-/// Request without its number.
+/// Request packet without its number.
 #[derive(Debug)]
 pub(super) struct Packet(Vec<u8>);
 
@@ -64,7 +64,7 @@ impl Packet {
         packet
     }
 
-    /// Returns the bytes of the packet.
+    /// Returns the bytes of the packet, with its number.
     pub(super) fn sent(self, number: Option<u32>) -> Vec<u8> {
         let numbered = number.map_or(0, |_| 4);
         let count = u32::try_from(self.0.len() + numbered).unwrap_or(u32::MAX);
@@ -77,7 +77,7 @@ impl Packet {
     }
 }
 
-/// Unread rest of an answer. The methods return `None` if a field is missing.
+/// Unread bytes of an answer. The methods return `None` if a field is missing.
 #[derive(Debug)]
 pub(super) struct ReplyBody {
     pub(super) kind: u8,
@@ -89,7 +89,7 @@ impl ReplyBody {
         self.left.try_get_u32().ok()
     }
 
-    /// Returns whether the answer is the end of a file or list.
+    /// Returns whether the answer reports the end of a file or list.
     pub(super) fn is_end(&self) -> bool {
         self.kind == STATUS && self.left.starts_with(&EOF.to_be_bytes())
     }
@@ -129,18 +129,17 @@ impl ReplyBody {
     }
 }
 
-/// Attributes of a file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FileAttributes {
     pub(super) size: Option<u64>,
-    /// User and group.
+    /// User id and group id of the file, in one number.
     ids: Option<u64>,
     mode: Option<u32>,
     modified_s: Option<u32>,
 }
 
 impl FileAttributes {
-    /// Returns the type in words; `None` for a regular file.
+    /// Returns the type of the file in words; `None` for a regular file.
     pub(super) fn kind(&self) -> Option<&'static str> {
         match self.mode.map(|mode| mode & 0o170_000) {
             Some(0o100_000) => None,
@@ -152,7 +151,7 @@ impl FileAttributes {
         }
     }
 
-    /// Returns the tag of the version. It differs between versions, unless they have the same length and were written in the same second.
+    /// Returns the tag of the file's version. Tags differ, unless versions have the same length and second of writing.
     pub(super) fn tag(&self) -> String {
         let (size, modified_s) = (self.size.unwrap_or(0), self.modified_s.unwrap_or(0));
         format!("{size}-{modified_s}")

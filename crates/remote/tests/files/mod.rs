@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use tidemill_remote::{Error, Remote, StoreFile};
 
-/// Returns bytes without short repetitions.
+/// Returns `count` bytes without short repetitions.
 pub(crate) fn noise(count: usize, mut state: u64) -> Vec<u8> {
     let next = || {
         state ^= state << 13;

@@ -1,4 +1,4 @@
-//! Proxy between a store and its clients. When it is shut, the server seems to disappear in the middle of any request.
+//! Proxy between a store and its clients. When the proxy is shut, the server seems to disappear in the middle of any request.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};

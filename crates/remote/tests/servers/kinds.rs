@@ -1,4 +1,4 @@
-//! Starts a server of each kind. Returns `None` and prints a message if the server is not installed.
+//! Starts of one server of each kind. A start returns `None` and prints a message if the server is not installed.
 
 use super::{Able, Gate, Running, Server, installed, port, start, start_listening, wait};
 use crate::require::{skip, tell};
@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 
-/// Properties of a directory that is served by a protocol.
+/// Properties of a store that a server provides from a directory.
 const ABLE: Able = Able {
     tells_all: false,
     name_bytes_max: 255,
@@ -17,7 +17,7 @@ const ABLE: Able = Able {
     large: 40 << 20,
 };
 
-/// Returns a server of a directory without wrong keys and without visible files.
+/// Returns the description of a running server of a directory that has neither wrong keys nor visible files.
 fn server(uri: String, keys: String, gate: Gate, running: Running, directory: TempDir) -> Server {
     Server {
         able: ABLE,
@@ -31,7 +31,7 @@ fn server(uri: String, keys: String, gate: Gate, running: Running, directory: Te
     }
 }
 
-/// Returns the output of a program that must succeed.
+/// Returns the output of a program; fails the test if the program fails.
 fn printed(command: &mut Command) -> String {
     let output = command.output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -44,7 +44,7 @@ fn sshd() -> Option<PathBuf> {
     paths.into_iter().find(|path| path.exists())
 }
 
-/// Creates a pair of keys at a path.
+/// Creates a pair of SSH keys at a path.
 fn pair(path: &Path) {
     let make = ["-q", "-t", "ed25519", "-N", "", "-f"];
     printed(Command::new("ssh-keygen").args(make).arg(path));
@@ -101,7 +101,7 @@ pub(crate) fn sftp() -> Option<Server> {
     })
 }
 
-/// Starts a name node and a data node of Hadoop in one process. Returns the ports of both protocols.
+/// Starts a name node and a data node of Hadoop in one process. Returns the process and the ports of both protocols.
 fn hadoop(directory: &Path) -> Option<(Running, [u16; 2])> {
     let jars = installed("Hadoop", "hadoop/jars")?;
     let (names, web) = (port(), port());
@@ -152,7 +152,7 @@ pub(crate) fn hdfs() -> Option<Server> {
 const AZURITE_KEY: &str =
     "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw==";
 
-/// Program that creates a container, which OpenDAL does not.
+/// Program that creates a container in Azurite, which OpenDAL does not do.
 const MAKE_CONTAINER: &str = r#"
 import base64, datetime, hashlib, hmac, sys, urllib.request
 port, key = sys.argv[1], base64.b64decode(sys.argv[2])
@@ -164,7 +164,7 @@ url = f"http://127.0.0.1:{port}/devstoreaccount1/data?restype=container"
 urllib.request.urlopen(urllib.request.Request(url, method="PUT", headers=headers))
 "#;
 
-/// Starts Azurite, Microsoft's emulator of Azure.
+/// Starts Azurite, Microsoft's emulator of Azure Blob Storage.
 pub(crate) fn azblob() -> Option<Server> {
     let program = installed("Azurite", "npm/node_modules/.bin/azurite-blob")?;
     let directory = tempfile::tempdir().unwrap();
@@ -197,7 +197,7 @@ pub(crate) fn azblob() -> Option<Server> {
     })
 }
 
-/// Starts an emulator of Google's store. It has no keys.
+/// Starts an emulator of Google Cloud Storage, which has no keys.
 pub(crate) fn gcs() -> Option<Server> {
     let program = installed("fake-gcs-server", "bin/fake-gcs-server")?;
     let directory = tempfile::tempdir().unwrap();
@@ -237,7 +237,7 @@ pub(crate) fn gcs() -> Option<Server> {
     })
 }
 
-/// Returns a WebDAV server that listens on a port and has one user.
+/// Returns the description of a WebDAV server that listens on a port and has one user.
 fn of_webdav(listening: u16, running: Running, files: PathBuf, directory: TempDir) -> Server {
     let gate = Gate::before(listening);
     let lines = |password: &str| format!("username = \"me\"\npassword = \"{password}\"\n");
@@ -277,7 +277,7 @@ pub(crate) fn webdav() -> Option<Server> {
     })
 }
 
-/// Starts Apache's WebDAV server, with a user of its own.
+/// Starts Apache's WebDAV server, which has one user.
 pub(crate) fn apache() -> Option<Server> {
     let program = Path::new("/usr/sbin/apache2");
     let root = rustix::process::geteuid().is_root();

@@ -1,4 +1,5 @@
-//! Real servers of stores for tests, each with a gate in front of it that can be shut. `scripts/stores.sh install` installs them.
+//! Real servers of stores for tests, each with a gate in front of it that a test can shut. `scripts/stores.sh install` installs the
+//! servers.
 #![allow(dead_code, unused_imports, reason = "each test binary uses its part")]
 
 mod gate;
@@ -23,40 +24,40 @@ use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidemill_remote::{Keys, Remote, RemoteAddress};
 
-/// Properties of a kind of store, as docs/remotes.md states them.
+/// Properties of a kind of store, as `docs/remotes.md` states them.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Able {
     /// Whether the store distinguishes two files of the same length that were written in the same second.
     pub(crate) tells_all: bool,
     /// Maximum length of a name in bytes.
     pub(crate) name_bytes_max: usize,
-    /// Characters that the server interprets.
+    /// Characters that the server interprets and that names must not contain.
     pub(crate) never_in_names: &'static [char],
     /// Whether the store has directories, not only keys.
     pub(crate) directories: bool,
     /// Number of files that a test creates to get several pages.
     pub(crate) many: usize,
-    /// Length of a large file in bytes.
+    /// Length of the large test file in bytes.
     pub(crate) large: usize,
 }
 
-/// Server, and a store on it.
+/// Running server, and a store on it.
 pub(crate) struct Server {
     pub(crate) able: Able,
     pub(crate) gate: Gate,
-    /// Address, through the gate.
+    /// Address of the store, through the gate.
     pub(crate) uri: String,
-    /// Lines of a file of keys, and of a file with a wrong key.
+    /// Lines of a valid file of keys, and lines of a file with a wrong key.
     pub(crate) keys: String,
     pub(crate) wrong: Option<String>,
-    /// Directory of the server's files, if it stores them as files.
+    /// Directory of the server's files, if the server stores them as files.
     pub(crate) files: Option<PathBuf>,
-    /// Dropped before the directory.
+    /// Process of the server, which is dropped before its directory.
     running: Running,
     directory: TempDir,
 }
 
-/// Process of a server. Dropping this value ends it.
+/// Process of a server, which dropping this value ends.
 struct Running(Child);
 
 impl Drop for Running {
@@ -103,7 +104,7 @@ fn port() -> u16 {
     bound.local_addr().unwrap().port()
 }
 
-/// Waits until a condition is true. A failure prints the server's log.
+/// Waits until the condition `is` is true. A failure prints the server's log.
 fn wait(what: &str, log: &Path, mut is: impl FnMut() -> bool) {
     let began = Instant::now();
     while !is() {
@@ -134,7 +135,7 @@ fn start_listening(command: &mut Command, port: u16, log: &Path) -> Running {
     running
 }
 
-/// Returns the path of a server outside of PATH. Prints a message if it is missing.
+/// Returns the path of an installed server that is not in PATH. Prints a message if it is missing.
 fn installed(name: &str, path: &str) -> Option<PathBuf> {
     let directory = std::env::var_os("TIDEMILL_STORES");
     let path = directory.map(|directory| Path::new(&directory).join(path));

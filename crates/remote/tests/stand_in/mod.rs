@@ -8,12 +8,12 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
-/// Fault in place of an answer.
+/// Fault that the server produces in place of an answer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Fault {
-    /// This status.
+    /// The server answers with this HTTP status.
     Status(u16),
-    /// Half of the answer; then the connection is closed.
+    /// The server sends half of the answer, then closes the connection.
     Cut,
 }
 
@@ -21,39 +21,39 @@ pub(crate) enum Fault {
 #[derive(Debug, Default)]
 pub(crate) struct Upload {
     pub(crate) key: String,
-    /// Start of the upload, as S3 writes it.
+    /// Start time of the upload, as S3 writes it.
     pub(crate) begun: String,
     pub(crate) parts: BTreeMap<u32, Vec<u8>>,
 }
 
-/// Event after a number of further requests.
+/// Fault after a number of further requests.
 #[derive(Debug)]
 pub(crate) struct Strike {
     pub(crate) left: usize,
-    /// Whether the request is executed. It is never answered.
+    /// Whether the request is executed. The request is never answered.
     pub(crate) done: bool,
     pub(crate) sender: Sender<()>,
 }
 
 #[derive(Debug, Default)]
 pub(crate) struct State {
-    /// Content by key, and the number of the write.
+    /// Content of each object by key, and the number of the write.
     pub(crate) objects: BTreeMap<String, (Vec<u8>, u64)>,
     writes: u64,
-    /// Uploads by id.
+    /// Multipart uploads by id.
     pub(crate) uploads: BTreeMap<String, Upload>,
-    /// Faults of the next reads of content, in order.
+    /// Faults of the next reads of content, in the order of the reads.
     pub(crate) faults: VecDeque<Fault>,
-    /// Number of a part that is always refused.
+    /// Number of an upload's part that is always refused.
     pub(crate) bad_part: Option<u32>,
-    /// Required key id of requests to the bucket.
+    /// Key id that requests to the bucket must have.
     pub(crate) key: Option<String>,
     pub(crate) lists: usize,
-    /// Number of lists that are answered; later ones wait until it is raised.
+    /// Number of list requests that are answered; later list requests wait until the number is raised.
     pub(crate) lists_given: Option<usize>,
-    /// Answer to all requests to the bucket: a status, and S3's name of the error. It asks the client to retry after a second.
+    /// Answer to all requests to the bucket: a status, and S3's name of the error. The answer asks the client to retry after a second.
     pub(crate) deny: Option<(u16, &'static str)>,
-    /// Number of such answers.
+    /// Number of answers that `deny` has caused.
     pub(crate) denied: usize,
     /// Number of requested ranges of content, by key.
     pub(crate) reads: BTreeMap<String, usize>,
@@ -340,7 +340,7 @@ impl State {
         reply(200, text)
     }
 
-    /// Returns whether the existing object may be replaced.
+    /// Returns whether a request may replace the existing object.
     fn may_put(&self, key: &str, request: &Request) -> bool {
         let now = self
             .objects
@@ -424,7 +424,7 @@ impl State {
         }
     }
 
-    /// Lists one upload per page.
+    /// Answers a request to list uploads, with one upload per page.
     fn list_uploads(&self, request: &Request) -> Reply {
         let given = |name: &str| request.query.get(name).cloned().unwrap_or_default();
         let (prefix, after) = (given("prefix"), given("upload-id-marker"));
@@ -445,7 +445,7 @@ impl State {
         reply(200, body)
     }
 
-    /// Lists a thousand keys per page, as S3 does.
+    /// Answers a request to list keys, with a thousand keys per page, as S3 does.
     fn list(&mut self, request: &Request) -> Reply {
         self.lists += 1;
         let prefix = request.query.get("prefix").cloned().unwrap_or_default();

@@ -1,10 +1,10 @@
-//! File events, for programs that only know the cluster's mount: `<user>/events`. A write to the file is a question, and a read waits for the answer,
-//! which the server gives (next: `server/src`). Labels that wait for files use it.
+//! File events, for programs that only know the cluster's mount: `<user>/events`. A write to the file sends a request, and a read waits for
+//! the answer, which the server gives (next: `server/src`). Labels that wait for files use this file.
 //!
-//! A question is one write: the maximum number of file events (0: as many as fit), a cursor (empty: the answer is the present cursor) and a pattern,
-//! separated by zero bytes. The answer is the cursor to continue with, then `1` if earlier file events were discarded, else `0`. Path, cursor,
-//! version and size of each file event follow. A zero byte ends each field. The answer may have no file events after [`WAIT`]: then the program asks
-//! again.
+//! A request is one write: the maximum number of file events (0: as many as fit), a cursor (empty: the answer is the current cursor) and a
+//! pattern, separated by zero bytes. The answer is the cursor to continue with, then `1` if earlier file events were discarded, else `0`.
+//! Path, cursor, version and size of each file event follow. A zero byte ends each field. The answer may have no file events after
+//! [`WAIT`]: the program then sends the request again.
 
 use super::super::Fs;
 use super::submit::OpenerProcess;
@@ -16,19 +16,18 @@ use std::time::Duration;
 use tidemill_client::Error as ClientError;
 use tidemill_wire::v1;
 
-/// Maximum time that a read waits: a part of an operation's time limit.
+/// Maximum time that a read waits; shorter than an operation's time limit.
 const WAIT: Duration = Duration::from_secs(20);
-/// Maximum numbers of waiting reads of one user, and of all users: each uses a thread of the mount.
+/// Maximum number of waiting reads of one user; each waiting read uses a thread of the mount.
 const EACH_MAX: usize = 64;
 const ALL_MAX: usize = 256;
-/// Longest question, in bytes.
+/// Maximum length of a request in bytes.
 pub(super) const QUESTION_BYTES_MAX: usize = 8 << 10;
 
-/// Number of waiting reads, by user.
 #[derive(Debug, Default)]
 pub(super) struct WaitingReads(Mutex<HashMap<u32, usize>>);
 
-/// A place among the waiting reads.
+/// Entry of one waiting read, which is removed when this value is dropped.
 struct ReadTicket<'a> {
     waiting: &'a WaitingReads,
     uid: u32,
@@ -62,7 +61,7 @@ impl Drop for ReadTicket<'_> {
 }
 
 impl Fs {
-    /// Returns the answer to a question.
+    /// Returns the answer to a request for file events.
     pub(super) fn events(&self, opener: &OpenerProcess, question: &[u8]) -> Result<Vec<u8>, Error> {
         let question = std::str::from_utf8(question).map_err(|_| Errno::INVAL)?;
         let mut parts = question.splitn(3, '\0');
@@ -98,7 +97,7 @@ impl Fs {
     }
 }
 
-/// Returns the errno of a refusal: a question that is too much now may be repeated, a wrong question may not.
+/// Returns the errno for a refused request: a program may repeat a request that exceeds a limit now, but not a wrong request.
 fn refused(error: &ClientError) -> Errno {
     match Errno::from_raw_os_error(error.errno()) {
         Errno::NOSPC => Errno::AGAIN,
@@ -128,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn waiting_places_of_one_user_are_bounded() {
+    fn waiting_event_reads_of_one_user_are_limited() {
         let waiting = WaitingReads::default();
         let own: Vec<_> = (0..EACH_MAX).map(|_| waiting.enter(7).unwrap()).collect();
         assert!(waiting.enter(7).is_none() && waiting.enter(8).is_some());

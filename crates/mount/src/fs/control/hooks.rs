@@ -1,6 +1,6 @@
 //! `.tidemill/hooks`: hooks in the paper's own format (Active Burst-Buffer, Fig. 4). A program that writes to the file creates hooks, or
-//! replaces those of the same names, as soon as sections are complete. The file also takes one hook in TOML when it is closed. A program that reads the file sees its user's hooks. Hooks are sent
-//! to the server (next: `server/src`).
+//! replaces hooks with the same names, as soon as sections are complete. The file also accepts one hook in TOML when it is closed. A
+//! program that reads the file sees its user's hooks. The mount sends hooks to the server (next: `server/src`).
 
 use super::submit::OpenerProcess;
 use super::{OpenSpecial, plain_credentials};
@@ -13,13 +13,13 @@ use tidemill_core::rule::{MAX_RULE_BYTES, Rule};
 use tidemill_core::script::TextForm;
 use tidemill_wire::v1;
 
-/// Longest text, in bytes.
+/// Maximum length of the written text, in bytes.
 const TEXT_BYTES_MAX: usize = 4 * MAX_RULE_BYTES;
-/// Name of the text in errors.
+/// Name of the text in error messages.
 const SOURCE: &str = ".tidemill/hooks";
 
 impl Fs {
-    /// Takes written bytes. Reports the first error, and stores it for `last-error`.
+    /// Handles text written to `hooks`. Returns the first error, and stores it for `last-error`.
     pub(super) fn control_hooks(
         &self,
         (open, opener): (&OpenSpecial, &OpenerProcess),
@@ -36,7 +36,7 @@ impl Fs {
         self.take_hooks((open, opener), &input[..whole], false)
     }
 
-    /// Takes the last section, because the file is closed.
+    /// Handles the last section of the text, because the file is closed.
     pub(super) fn control_hooks_end(
         &self,
         open: &OpenSpecial,
@@ -82,7 +82,7 @@ impl Fs {
         }
     }
 
-    /// Creates hooks that were not created yet, if all of them are valid. Returns their number.
+    /// Creates the hooks of a text that were not created yet, if all hooks are valid. Returns the number of new hooks.
     fn add_hooks(
         &self,
         opener: &OpenerProcess,
@@ -125,7 +125,7 @@ impl Fs {
         Ok(1)
     }
 
-    /// Creates the hook of a rule's text, or replaces the hook of the same name.
+    /// Creates the hook of a rule's text, or replaces the hook with the same name.
     fn add_text(&self, opener: &OpenerProcess, text: String) -> Result<(), String> {
         let request = v1::AddRuleRequest {
             credentials: Some(opener.credentials()),
@@ -146,7 +146,7 @@ impl Fs {
         }
     }
 
-    /// Returns the text of a user's hooks.
+    /// Returns the text of a user's hooks, which reads of `hooks` return.
     pub(super) fn hooks_text(&self, caller: Caller) -> Result<String, Error> {
         let request = v1::ListRulesRequest {
             credentials: Some(plain_credentials(caller.uid)),

@@ -1,8 +1,8 @@
-//! The control directory `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). It asks the server (next:
-//! `server/src`).
+//! The control directory `.tidemill` at the root of the mount, like `/proc` for jobs (AnalyzeThis §3.3). The module sends requests to the
+//! server (next: `server/src`).
 //!
-//! [`entries`] has the names. A user's directory is for that user only. `.analyzethis` is a link to the control directory. Neither is listed in
-//! the root, so that a copy of the tree does not contain them.
+//! [`entries`] has the names. A user's directory is for this user only. `.analyzethis` is a link to the control directory. The root does not
+//! list the control directory and the link, so that a copy of the tree does not contain them.
 
 pub(crate) mod entries;
 mod events;
@@ -28,18 +28,18 @@ use tidemill_core::rule::hook::HookSpec;
 use tidemill_wire::control::{DIRECTORY, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// Time for which the kernel caches attributes of special files.
+/// Time for which the Linux kernel caches attributes of special files.
 const TTL: Duration = Duration::ZERO;
 /// Prefix of names that only the mount itself looks up.
 const QUESTION: &str = "question-";
 
-/// One of the mount's own files.
+/// One of the mount's own files or directories.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Special {
     Directory,
     Link,
     User(u32),
-    /// A file that takes lines.
+    /// A file that accepts lines, of the user with this id.
     Order(ControlRequest, u32),
     Events(u32),
     NewFiles(u32),
@@ -47,25 +47,24 @@ enum Special {
     LastError(u32),
     JobStatus(u32, u64),
     Hooks,
-    /// The status of this mount.
+    /// The file with the status of this mount.
     Status,
     Nodes,
     Node(u32),
     NodeStatus(u32),
-    /// The mirror of a directory.
+    /// The mirror in `lineage/` of the directory with this inode.
     Lineage(u64),
-    /// The mirror of a file.
+    /// The mirror in `lineage/` of the file with this inode.
     LineageOf(u64),
 }
 
-/// Request that a line makes.
+/// Request that the mount makes for each written line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum ControlRequest {
     Submit,
     Cancel,
 }
 
-/// State of the control directory.
 #[derive(Debug, Default)]
 pub(crate) struct ControlState {
     numbers: Mutex<SpecialNumbers>,
@@ -73,7 +72,7 @@ pub(crate) struct ControlState {
     errors: Mutex<BTreeMap<u32, String>>,
     waiting: events::WaitingReads,
     open: Mutex<HashMap<u64, Arc<OpenSpecial>>>,
-    /// Questions of the server for which the mount waits for the kernel's queue, and whether the queue has reached the look-up.
+    /// Server's requests for which the mount waits for the Linux kernel's queue, and whether the queue has reached the look-up.
     pub(super) asked: Mutex<BTreeMap<u64, bool>>,
 }
 
@@ -87,25 +86,24 @@ struct SpecialNumbers {
 struct OpenSpecial {
     special: Special,
     caller: Caller,
-    /// The process that opened the file for writing.
+    /// Process that opened the file for writing.
     opener: Option<OpenerProcess>,
-    /// Content for reads; for `new-files` the outcomes of the last call.
+    /// Content for reads; for `new-files` the results of the last call.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
     /// Hooks that were created from the written text.
     hooks: Mutex<Vec<HookSpec>>,
 }
 
-/// Returns the name that is looked up to wait for the kernel's queue, for a question of the server.
+/// Returns the name that the mount looks up to wait for the Linux kernel's queue, for a request of the server.
 pub(super) fn question(number: u64) -> String {
     format!("{QUESTION}{number}")
 }
 
-/// An entry of a special directory.
 pub(crate) type SpecialEntry = (Vec<u8>, LookupResult);
 
 impl ControlState {
-    /// Notes a look-up that this mount waits for.
+    /// Records a look-up for which this mount waits.
     fn on_look_up(&self, name: Option<&str>) {
         let question = name.and_then(|name| name.strip_prefix(QUESTION)?.parse().ok());
         if let Some(number) = question
@@ -166,7 +164,7 @@ impl ControlState {
         }
     }
 
-    /// Returns the control directory or the link to it, if that is the name of one.
+    /// Returns the description of the control directory, or of the link to it, if `name` is its name.
     pub(crate) fn at_root(&self, name: &[u8]) -> Option<LookupResult> {
         match name {
             DIRECTORY => Some(self.found(Special::Directory)),
@@ -252,7 +250,7 @@ impl Fs {
         Ok(self.control.found(special))
     }
 
-    /// Returns the mirror of a name of the namespace, with the rights of the mirrored file.
+    /// Returns the mirror of a name of the namespace, with the permissions of the mirrored file.
     fn lineage_lookup(
         &self,
         caller: Caller,
@@ -272,7 +270,7 @@ impl Fs {
         self.mirror(&attr).ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Returns the inode of a file or directory in `lineage/`; other kinds have no lineage.
+    /// Returns the description of the mirror in `lineage/` of a file or directory; `None` for other kinds of file, which have no lineage.
     fn mirror(&self, attr: &Attr) -> Option<LookupResult> {
         let special = match attr.kind() {
             Kind::Directory => Special::Lineage(attr.ino),
@@ -533,7 +531,7 @@ impl Fs {
         found.ok_or_else(|| Errno::NOENT.into())
     }
 
-    /// Takes text written to `submit` or `cancel`, one line at a time, or a question, or files to create.
+    /// Handles text that was written to a control file: lines for `submit` or `cancel`, a request for events, or files to create.
     pub(crate) fn control_write(
         &self,
         handle: u64,
@@ -572,7 +570,7 @@ impl Fs {
         Ok(())
     }
 
-    /// Creates files. Fails with the first error of a file; the outcome of each file can be read afterwards.
+    /// Creates the files in the text. Fails with the first error of a file; the program can read the result of each file afterwards.
     fn control_make(
         &self,
         open: &OpenSpecial,
@@ -592,7 +590,7 @@ impl Fs {
         }
     }
 
-    /// Handles the close of a descriptor of a special file: a last line without an end counts as finished.
+    /// Handles the close of a descriptor of a special file: a last line without a line end counts as complete.
     pub(crate) fn control_flush(&self, handle: u64, pace: WaitPolicy) -> Result<(), Error> {
         let open = self.open_special(handle)?;
         if let (Special::Hooks, Some(opener)) = (open.special, &open.opener) {
@@ -617,7 +615,7 @@ impl Fs {
     }
 }
 
-/// Returns the credentials of a user, for the server to check: only the user's own rights.
+/// Returns the credentials of a user, with only the user's own rights, which the server checks.
 fn plain_credentials(uid: u32) -> v1::Credentials {
     v1::Credentials {
         uid,

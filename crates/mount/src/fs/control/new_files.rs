@@ -1,9 +1,9 @@
-//! Many new small files in one call: created, written and closed, with the rights of the process that opened `new-files`. Names are sent to
-//! the server, bytes to nodes (next: `mount/src/fs/seal.rs`).
+//! Creation of many small files in one call: each is created, written and closed, with the rights of the process that opened `new-files`.
+//! The module sends names to the server and bytes to nodes (next: `mount/src/fs/seal.rs`).
 //!
-//! Each file behaves as with `open` with `O_CREAT | O_EXCL`, `write` and `close`; only the server gets one request for all files. A file
-//! that cannot be created is undone and reported, and the other files are created all the same. The format of the written bytes is in
-//! `docs/formats.md`.
+//! Each file behaves as with `open` with `O_CREAT | O_EXCL`, `write` and `close`, but the server gets only one request for all files. A
+//! file that cannot be created is undone and reported, and the other files are created all the same. `docs/formats.md` describes the format
+//! of the written bytes.
 
 use super::super::deadline;
 use super::super::entries::CachedName;
@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 
-/// First bytes of a call, and the version of its format.
+/// First bytes of a call, with the version of its format.
 const MAGIC: &[u8; 4] = b"TMNF";
 const VERSION: u32 = 1;
 /// Maximum number of files of one call, and maximum number of bytes of one file.
@@ -28,14 +28,13 @@ const FILES_MAX: usize = 1024;
 const DATA_BYTES_MAX: usize = 64 << 10;
 /// Mode bits that a new file can have.
 const MODES: u32 = 0o777;
-/// Number of refused files of one call after which the rest is not tried: each refusal costs a request of its own.
+/// Number of refused files of one call after which the remaining files are refused without a request, because each refusal costs a request.
 const REFUSALS_MAX: usize = 8;
-/// Number of unsealed versions above which a call waits: each is an open file of the mount's process.
+/// Number of unsealed versions above which a call waits, because each unsealed version is an open file of the mount's process.
 const UNSEALED_MAX: usize = 4096;
 /// Number of files on other hosts that are written at the same time.
 const LANES: usize = 8;
 
-/// One file of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NewFile<'a> {
     directory: u64,
@@ -44,9 +43,9 @@ pub(super) struct NewFile<'a> {
     data: &'a [u8],
 }
 
-/// A file that has a name and no content yet.
+/// A created file that has no content yet.
 struct CreatedFile<'a> {
-    /// Index in the call.
+    /// Index of the file in the call.
     at: usize,
     file: &'a NewFile<'a>,
     op: Op,
@@ -54,7 +53,7 @@ struct CreatedFile<'a> {
     vnode: Arc<CachedInode>,
 }
 
-/// Takes a number of the call's format.
+/// Reads a number of the call's format.
 fn number(bytes: &mut &[u8]) -> Option<u32> {
     let (number, rest) = bytes.split_first_chunk::<4>()?;
     *bytes = rest;
@@ -67,7 +66,7 @@ fn take<'a>(bytes: &mut &'a [u8], length: usize) -> Option<&'a [u8]> {
     Some(taken)
 }
 
-/// Returns the files of a call; `None`: the bytes are not a valid call.
+/// Returns the files of a call; `None` if the bytes are not a valid call.
 pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
     let bytes = &mut bytes;
     (take(bytes, 4)? == MAGIC && number(bytes)? == VERSION).then_some(())?;
@@ -90,7 +89,7 @@ pub(super) fn parse(mut bytes: &[u8]) -> Option<Vec<NewFile<'_>>> {
 }
 
 impl Fs {
-    /// Creates files, writes and closes them. Returns the errno of each file, 0 for success.
+    /// Creates, writes and closes files. Returns the errno of each file, or 0 for success.
     pub(super) fn make_files(&self, opener: &OpenerProcess, files: &[NewFile<'_>]) -> Vec<i32> {
         let (caller, time) = (opener.caller(), now_ns());
         let names: Vec<_> = files
@@ -137,7 +136,7 @@ impl Fs {
         outcomes
     }
 
-    /// Makes the server create names, with the caller's rights.
+    /// Makes the server create the names of files, with the caller's rights.
     fn make_names<'a>(
         &self,
         opener: &OpenerProcess,
@@ -225,7 +224,7 @@ impl Fs {
         }))
     }
 
-    /// Marks a created file as being written: another opener waits for its bytes.
+    /// Marks a created file as being written, so that another opener waits for its bytes.
     fn begin_made(&self, opened: &v1::Opened, asked: u64) -> Arc<CachedInode> {
         let attr = opened.attr.unwrap_or_default();
         let vnode = self.table.hold(attr.ino);
@@ -241,7 +240,7 @@ impl Fs {
         vnode
     }
 
-    /// Writes the content of files where the server has placed them.
+    /// Writes the content of files to the nodes that the server has chosen.
     fn write_all(
         &self,
         caller: Caller,
@@ -283,7 +282,7 @@ impl Fs {
         })
     }
 
-    /// Removes names whose files could not be written.
+    /// Removes the names of files that could not be written.
     fn undo_all(&self, caller: Caller, vain: &[&CreatedFile<'_>]) {
         if vain.is_empty() {
             return;
@@ -298,7 +297,7 @@ impl Fs {
         }
     }
 
-    /// Closes a file that has its bytes: no program here writes it any more.
+    /// Closes a file that has all its bytes, so that no program on this mount writes it any more.
     fn close_made(&self, caller: Caller, vnode: &Arc<CachedInode>, object: Arc<OpenObject>) {
         let mut state = vnode.state.lock();
         state.objects.push(Arc::downgrade(&object));
@@ -316,7 +315,7 @@ fn each<'a, T>(made: &[CreatedFile<'a>], write: &impl Fn(&CreatedFile<'a>) -> T)
 mod tests {
     use super::*;
 
-    /// Returns a call with these files.
+    /// Returns the bytes of a call with these files.
     fn call(files: &[(u64, u32, &[u8], &[u8])]) -> Vec<u8> {
         let mut call = MAGIC.to_vec();
         let mut put = |number: usize| call.extend(u32::try_from(number).unwrap().to_le_bytes());

@@ -14,21 +14,21 @@ use tidemill_client::Error as ClientError;
 use tidemill_client::transfer::Transfer;
 use tidemill_wire::v1;
 
-/// Longest line written to `submit` and `cancel`.
+/// Maximum length in bytes of a line written to `submit` and `cancel`.
 pub(super) const PATH_BYTES_MAX: usize = 4096;
-/// Largest job file, in bytes.
+/// Maximum size of a job file, in bytes.
 const SCRIPT_BYTES_MAX: u64 = tidemill_wire::USER_SCRIPT_BYTES_MAX as u64;
-/// Time that a submission waits for files that were just closed: a part of an operation's time limit.
+/// Maximum time that a submission waits for the seal of files that were just closed.
 const SEAL_PATIENCE: Duration = Duration::from_secs(20);
 
-/// State of a process when it opened `submit`, `cancel` or `new-files`. The kernel holds the process in its call until the mount answers,
-/// so its number is still its own then; later another process may have it.
+/// State of a process when it opened `submit`, `cancel` or `new-files`. The Linux kernel blocks the process in its call until the mount
+/// answers, so its process id is valid during the call; later another process may have the id.
 #[derive(Debug)]
 pub(super) struct OpenerProcess {
     caller: Caller,
-    /// Supplementary groups; empty if the process is in another process namespace.
+    /// Supplementary groups of the process; empty if it is in another process namespace.
     groups: Vec<u32>,
-    /// Working directory, for relative paths.
+    /// Working directory of the process, for relative paths.
     cwd: std::io::Result<PathBuf>,
 }
 
@@ -46,7 +46,7 @@ impl OpenerProcess {
         self.caller
     }
 
-    /// Returns its rights, which the server checks.
+    /// Returns the process's credentials, which the server checks.
     pub(super) fn credentials(&self) -> v1::Credentials {
         v1::Credentials {
             uid: self.caller.uid,
@@ -85,12 +85,10 @@ impl From<ClientError> for ControlRefusal {
     }
 }
 
-/// Location of a script.
 #[derive(Debug, PartialEq, Eq)]
 enum ScriptLocation {
-    /// Path on this host; in the namespace under the same path if it does not exist on the host.
+    /// Path on this host; if it does not exist on the host, the same path in the namespace.
     Host(PathBuf),
-    /// Path in the namespace.
     Namespace(PathBuf),
 }
 
@@ -188,7 +186,7 @@ impl Fs {
         }
     }
 
-    /// Makes a path absolute by the opener's working directory, and tells whether it is in the mount.
+    /// Makes a path absolute with the opener's working directory, and determines whether the path is in the mount.
     fn locate(&self, opener: &OpenerProcess, path: &Path) -> Result<ScriptLocation, String> {
         let absolute = if path.is_absolute() {
             path.to_owned()
@@ -238,7 +236,7 @@ fn too_large(path: &Path) -> String {
     )
 }
 
-/// Returns the path without `.` and `..`, by the text alone.
+/// Returns the path without `.` and `..`, without looking at the file system.
 fn normal(path: &Path) -> PathBuf {
     let mut clean = PathBuf::new();
     for part in path.components() {
@@ -253,7 +251,7 @@ fn normal(path: &Path) -> PathBuf {
     clean
 }
 
-/// Returns the supplementary groups of a process; none if it has ended or is in another process namespace.
+/// Returns the supplementary groups of a process; an empty list if it has ended or is in another process namespace.
 fn groups_of(pid: u32) -> Vec<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("Groups:"));
@@ -304,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn normal_resolves_dots_by_text() {
+    fn script_path_resolves_dots_without_file_system() {
         assert_eq!(normal(Path::new("/a/./b/../c")), Path::new("/a/c"));
         assert_eq!(normal(Path::new("/../a")), Path::new("/a"));
     }

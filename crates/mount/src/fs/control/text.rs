@@ -5,10 +5,9 @@ use tidemill_core::id::ObjectId;
 use tidemill_core::lineage;
 use tidemill_wire::v1;
 
-/// Nanoseconds of one millisecond.
 const MILLISECOND_NS: i64 = 1_000_000;
 
-/// Returns one line for each job: the script's path, the handle.
+/// Returns the text of `joblist`: one line for each job with the script's path and the job's handle.
 pub(super) fn job_list(jobs: &[v1::Job]) -> String {
     let mut text = String::new();
     for job in jobs {
@@ -23,7 +22,7 @@ fn state(number: i32) -> String {
         .to_lowercase()
 }
 
-/// Returns the text about a job and its tasks.
+/// Returns the text of a job's status file: the job and its tasks.
 pub(super) fn job_status(job: &v1::Job) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "job      {}", job.job);
@@ -71,7 +70,7 @@ pub(super) fn job_status(job: &v1::Job) -> String {
     text
 }
 
-/// Returns columns as wide as their widest cell.
+/// Formats rows of cells as a table whose columns are as wide as their widest cell.
 fn table<const N: usize>(rows: &[[String; N]]) -> String {
     let mut text = String::new();
     for row in rows {
@@ -90,7 +89,7 @@ fn table<const N: usize>(rows: &[[String; N]]) -> String {
     text
 }
 
-/// Returns the text about a node, one property a line.
+/// Returns the text of a node's status file, with one property in each line.
 pub(super) fn node_status(node: &v1::Node) -> String {
     let mut text = String::new();
     let _ = writeln!(text, "node           {}", node.node);
@@ -125,7 +124,7 @@ pub(super) fn node_status(node: &v1::Node) -> String {
     text
 }
 
-/// Appends the effect of the writes on a modelled device, one property a line.
+/// Appends the effect of the node's writes on a modelled flash device to the text, with one property in each line.
 fn flash_model(model: &v1::FlashModel, text: &mut String) {
     let _ = writeln!(
         text,
@@ -157,7 +156,7 @@ fn collection(model: &v1::FlashModel) -> &'static str {
     }
 }
 
-/// Returns the inputs of an object and the objects that were made from it.
+/// Returns the text of a lineage file: the inputs of an object and the objects that were made from the object.
 pub(super) fn lineage(reply: &v1::LineageReply) -> String {
     let graph = tidemill_wire::lineage::graph(reply);
     let asked = lineage::Vertex::Version(ObjectId(reply.object));

@@ -1,10 +1,11 @@
-//! The bytes of an object on another host that are on their way: written bytes to the node, read bytes from it.
+//! Buffered and requested bytes of an object on another host: written bytes that are sent to the node, and read bytes that are requested
+//! from it.
 //!
-//! The state has neither clock nor network. One lock protects all of it, so that a read knows of every write before it. The rules:
+//! The state uses neither clock nor network. One lock protects the whole state, so that a read knows of every write before it. The rules:
 //!
-//! - A read first waits for the writes that were under way when it began ([`TransferState::mark`], [`TransferState::settled`]).
-//! - A piece is requested under the lock. When a write arrives or fails, pieces of the same bytes are dropped: they may have been requested
-//!   before.
+//! - A read first waits for the writes that were being sent when it began ([`TransferState::mark`], [`TransferState::settled`]).
+//! - A piece is requested under the lock. When a write arrives or fails, pieces of the same bytes are dropped, because they may have been
+//!   requested before the write.
 //!
 //! So a read that begins after a write finds no piece that was requested before the write arrived.
 
@@ -13,20 +14,20 @@ use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-/// Largest piece that is requested or sent at once.
+/// Maximum size in bytes of a piece that is requested or sent at once.
 pub(super) const PIECE_BYTES_MAX: u64 = 4 << 20;
-/// First piece of a read that looks sequential.
+/// Size in bytes of the first piece of a read that looks sequential.
 const PIECE_BYTES_MIN: u64 = 512 << 10;
-/// Piece of a read that looks random.
+/// Size in bytes of a piece for a read that looks random.
 const RANDOM_BYTES: u64 = 64 << 10;
-/// Number of pieces kept for one object.
+/// Maximum number of read pieces that are kept for one object.
 const PIECES_MAX: usize = 6;
-/// Number of pieces on their way to the node at once.
+/// Maximum number of written pieces that are being sent to the node at once.
 const IN_FLIGHT_MAX: usize = 3;
-/// Distance from the expected place at which a read still counts as sequential: the kernel reads ahead out of order.
+/// Distance from the expected offset up to which a read counts as sequential, because the Linux kernel reads ahead out of order.
 const SLACK_BYTES: u64 = 1 << 20;
 
-/// Size and mtime of the object, and its bytes on their way.
+/// Size and mtime of the object, and its buffered and requested bytes.
 #[derive(Debug)]
 pub(super) struct TransferState {
     pub(super) size: u64,
@@ -35,16 +36,16 @@ pub(super) struct TransferState {
     buffer: Vec<u8>,
     in_flight: Vec<InFlight>,
     next: u64,
-    /// Whether an operation has waited in vain since the last arrival: others fail without another wait.
+    /// Whether an operation has waited in vain since the last write arrived, so that other operations fail without a wait.
     pub(super) stalled: bool,
-    /// The first failure: later calls repeat it, since bytes were lost.
+    /// Errno of the first failure; later calls return the same errno, since bytes were lost.
     pub(super) failed: Option<i32>,
     pieces: VecDeque<Arc<RequestedBytes>>,
     expected: u64,
     window: u64,
 }
 
-/// A piece that is sent until it has arrived, however long its node is offline.
+/// A written piece that is sent until it has arrived, however long its node is offline.
 #[derive(Debug)]
 struct InFlight {
     start: u64,
@@ -52,7 +53,7 @@ struct InFlight {
     number: u64,
 }
 
-/// Written bytes that are to be sent.
+/// Written bytes that are to be sent to the node.
 #[derive(Debug)]
 pub(super) struct SentWrite {
     pub(super) number: u64,
@@ -60,7 +61,7 @@ pub(super) struct SentWrite {
     pub(super) bytes: Bytes,
 }
 
-/// Bytes that are requested from the node.
+/// Piece of bytes that is requested from the node.
 #[derive(Debug)]
 pub(super) struct RequestedBytes {
     pub(super) start: u64,
@@ -86,7 +87,7 @@ impl TransferState {
         }
     }
 
-    /// Takes bytes into the buffer, if they continue it. Returns whether they do.
+    /// Adds bytes to the buffer, if they continue it. Returns whether they were added.
     pub(super) fn take(&mut self, offset: u64, bytes: &[u8]) -> bool {
         if self.buffer.is_empty() {
             self.start = offset;
@@ -110,29 +111,29 @@ impl TransferState {
         true
     }
 
-    /// Whether no byte waits to be sent.
+    /// Whether the buffer is empty.
     pub(super) fn is_sent(&self) -> bool {
         self.buffer.is_empty()
     }
 
-    /// Whether all written bytes have arrived.
+    /// Whether all written bytes have arrived at the node.
     pub(super) fn is_clean(&self) -> bool {
         self.is_sent() && self.in_flight.is_empty()
     }
 
-    /// Returns the number of pieces on their way to the node.
+    /// Returns the number of written pieces that are being sent to the node.
     pub(super) fn on_their_way(&self) -> usize {
         self.in_flight.len()
     }
 
-    /// Whether the buffer may be sent now: pieces of the same bytes are sent one after the other.
+    /// Whether the buffer may be sent now, because pieces of the same bytes are sent one after the other.
     pub(super) fn has_space(&self) -> bool {
         let (start, end) = (self.start, self.start + self.buffer.len() as u64);
         self.in_flight.len() < IN_FLIGHT_MAX
             && !self.in_flight.iter().any(|piece| piece.meets(start, end))
     }
 
-    /// Takes the buffer, to be sent now.
+    /// Takes the buffer, which the caller has to send now.
     pub(super) fn dispatch(&mut self) -> SentWrite {
         let bytes = Bytes::from(std::mem::take(&mut self.buffer));
         let start = self.start;
@@ -144,7 +145,7 @@ impl TransferState {
         }
     }
 
-    /// Notes that bytes are on their way. Returns their number.
+    /// Records that written bytes are being sent. Returns the number of the piece.
     pub(super) fn enter(&mut self, start: u64, end: u64) -> u64 {
         let number = self.next;
         self.next += 1;
@@ -152,7 +153,7 @@ impl TransferState {
         number
     }
 
-    /// Notes that the bytes with this number have arrived, or never will.
+    /// Records that the piece with this number has arrived, or has failed for good.
     pub(super) fn arrived(&mut self, number: u64, failed: Option<i32>) {
         if let Some(at) = self.in_flight.iter().position(|one| one.number == number) {
             let arrived = self.in_flight.remove(at);
@@ -163,18 +164,18 @@ impl TransferState {
         self.failed = self.failed.or(failed);
     }
 
-    /// Returns a mark for the pieces sent until now, for [`Self::settled`].
+    /// Returns a mark of the pieces that were sent until now, for [`Self::settled`].
     pub(super) fn mark(&self) -> u64 {
         self.next
     }
 
-    /// Whether all pieces sent before that mark have arrived.
+    /// Whether all pieces that were sent before [`Self::mark`] returned `mark` have arrived.
     pub(super) fn settled(&self, mark: u64) -> bool {
         self.in_flight.iter().all(|one| one.number >= mark)
     }
 
-    /// Returns the piece that holds `at`, and the pieces to request from the node now: this piece if it was not requested, and the next
-    /// one if reads look sequential. `at` and `end` are within the object.
+    /// Returns the piece that contains `at`, and the pieces to request from the node now: this piece if it was not requested, and the next
+    /// piece if reads look sequential. `at` and `end` are within the object.
     pub(super) fn piece(
         &mut self,
         at: u64,
@@ -222,7 +223,7 @@ impl TransferState {
         piece
     }
 
-    /// Drops pieces: they are requested again when they are read.
+    /// Drops the read pieces, so that they are requested again when they are read.
     pub(super) fn forget(&mut self) {
         self.pieces.clear();
     }
@@ -235,13 +236,13 @@ impl InFlight {
 }
 
 impl RequestedBytes {
-    /// Sets the node's answer.
+    /// Sets the node's answer to the request for the piece.
     pub(super) fn answer(&self, answer: Result<Bytes, i32>) {
         *self.data.lock() = Some(answer);
         self.ready.notify_all();
     }
 
-    /// Appends the bytes from `at` to `end` that this piece holds. Returns where they end.
+    /// Appends the bytes of this piece from `at` to `end`. Returns the end of the appended bytes.
     pub(super) fn append(&self, data: &Bytes, (at, end): (u64, u64), out: &mut Vec<u8>) -> u64 {
         let skip = usize::try_from(at - self.start).unwrap_or(usize::MAX);
         let take = usize::try_from(end.min(self.end) - at).unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Cache of the remotes, which it regularly fetches from the server (next: `server/src`), and their opened stores.
+//! Cache of the list of remotes, which the mount regularly fetches from the server (next: `server/src`), and of their opened stores.
 
 use super::{RemoteStores, TTL};
 use crate::error::Error;
@@ -13,13 +13,12 @@ use tokio::sync::Semaphore;
 
 /// Time for which the list of remotes is valid.
 const REMOTES_TTL: Duration = Duration::from_secs(1);
-/// Number of blocks of one store that are on their way at once.
+/// Maximum number of blocks of one store that are requested at once.
 const READS_AT_ONCE: usize = 8;
 
-/// Addresses by name.
+/// Addresses of all remotes by name.
 pub(super) type Remotes = Arc<BTreeMap<String, String>>;
 
-/// A store that has been opened.
 #[derive(Debug)]
 pub(super) struct OpenedStore {
     pub(super) id: u64,
@@ -31,7 +30,7 @@ pub(super) struct OpenedStore {
 pub(super) struct KnownRemotes {
     remotes: tokio::sync::Mutex<Option<(Instant, Remotes)>>,
     opened: Mutex<HashMap<String, (Instant, Arc<OpenedStore>)>>,
-    /// Stores that did not answer, and the time of that.
+    /// Names of remotes whose stores did not answer, with the time of the last failure.
     offline: Mutex<HashMap<String, Instant>>,
 }
 
@@ -78,7 +77,7 @@ impl RemoteStores {
         Ok(remotes)
     }
 
-    /// Returns the store of a remote, for its present address and keys.
+    /// Returns the store of a remote, opened with the remote's current address and keys.
     pub(super) async fn store(&self, name: &str) -> Result<Arc<OpenedStore>, Error> {
         let remotes = self.remotes().await?;
         let uri = remotes.get(name).ok_or(Errno::NOENT)?;
@@ -104,7 +103,7 @@ impl RemoteStores {
     }
 }
 
-/// Whether a name can be the name of a directory, whatever its origin.
+/// Whether a remote's name can be the name of a directory.
 fn is_name(name: &str) -> bool {
     !name.is_empty() && name != "." && name != ".." && !name.contains(['/', '\0'])
 }

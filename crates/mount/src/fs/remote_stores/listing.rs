@@ -1,4 +1,4 @@
-//! Open directories of stores, read one page of names at a time, however many names exist (next: `mount/src/stores.rs`).
+//! Open directories of remotes, which are read one page of names at a time (next: `mount/src/stores.rs`).
 
 use super::RemoteStores;
 use super::vnodes::InodeMeaning;
@@ -16,10 +16,10 @@ const PAGE_ENTRIES: usize = 1000;
 #[derive(Debug)]
 pub(super) struct AttachedListing {
     place: InodeMeaning,
-    /// Id of the store that the names are from.
+    /// Id of the store that returned the names.
     store: u64,
     source: Option<Box<dyn EntryPages>>,
-    /// Number of the first name that is in memory.
+    /// Number of the first name of the listing that is in memory.
     base: u64,
     here: VecDeque<DirectoryEntry>,
     ended: bool,
@@ -38,12 +38,12 @@ impl AttachedListing {
     }
 }
 
-/// A range of names, and their directory.
+/// A range of names of a listing, and their directory.
 #[derive(Debug)]
 pub(crate) struct NameRange {
     place: InodeMeaning,
     store: u64,
-    /// Number of the first name.
+    /// Number of the first name of the range.
     pub(crate) from: u64,
     pub(crate) entries: Vec<DirectoryEntry>,
 }
@@ -65,7 +65,7 @@ impl RemoteStores {
         self.listings.lock().remove(&handle);
     }
 
-    /// Returns up to `most` names from number `from` on; none at the end.
+    /// Returns up to `most` names from number `from` on; an empty range at the end.
     pub(crate) async fn list(
         &self,
         handle: u64,
@@ -126,7 +126,7 @@ impl RemoteStores {
         Ok(())
     }
 
-    /// Returns the attributes of a listed name for the kernel's cache. `None`: the kernel has to ask for them.
+    /// Returns the attributes of a listed name for the Linux kernel's cache; `None` if the Linux kernel has to request the attributes.
     pub(crate) fn listed(&self, names: &NameRange, entry: &DirectoryEntry) -> Option<LookupResult> {
         let mut vnodes = self.vnodes.lock();
         match &names.place {

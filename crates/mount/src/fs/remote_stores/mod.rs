@@ -1,9 +1,10 @@
-//! Stores outside of the cluster as directories, `/remotes/NAME/…`: read-only, for the mount's own user and root
-//! ([0061](../../../../../docs/decisions/0061-remotes-in-the-mount.md)). Requests are sent to the stores (next: `mount/src/stores.rs`).
+//! Remotes as directories, `/remotes/NAME/…`: read-only, for the mount's own user and root
+//! ([0061](../../../../../docs/decisions/0061-remotes-in-the-mount.md)). The module sends requests to the remotes' stores (next:
+//! `mount/src/stores.rs`).
 //!
-//! A version of a file is an inode of its own. So the kernel never uses cached pages of one version for another, whichever programs have
-//! them open. A name gets another inode when its file changes. No thread waits for a store: a dead store only delays programs that use it,
-//! and for a bounded time.
+//! Each version of a file has an inode of its own. So the Linux kernel never uses cached pages of one version for another version,
+//! whichever programs have them open. A name gets another inode when its file changes. No thread waits for a store: a dead store only
+//! delays programs that use it, and for a limited time.
 //!
 //! | file | subject |
 //! |---|---|
@@ -34,19 +35,19 @@ use tidemill_client::blocks::BlockCache;
 use tidemill_core::id::Inode;
 use vnodes::{InodeMeaning, Vnodes};
 
-/// The directory's name in the root. A directory of the cluster with this name takes precedence.
+/// Name of the directory of remotes in the root. A directory of the cluster with this name takes precedence.
 pub(crate) const DIRECTORY: &[u8] = b"remotes";
-/// Time for which names, sizes and times of stores are cached.
+/// Time for which the mount caches names, sizes and times of a store's files.
 pub(crate) const TTL: Duration = Duration::from_secs(5);
-/// Longest name of a file, in bytes.
+/// Maximum length of a file name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
-/// The stores of one mount.
+/// Stores of the remotes that one mount shows.
 #[derive(Debug)]
 pub(crate) struct RemoteStores {
     stores: Arc<dyn MountStores>,
     backend: Arc<Backend>,
-    /// Time that a store may take for one answer.
+    /// Maximum time that a store may take for one answer.
     patience: Duration,
     vnodes: Mutex<Vnodes>,
     known: known::KnownRemotes,
@@ -79,8 +80,8 @@ impl RemoteStores {
         self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Returns an error unless the caller is the user with whose keys and rights the store is read, or root. Requests of this process
-    /// itself are refused: they would loop.
+    /// Returns an error unless the caller is root or the user with whose keys and rights the mount reads the store. Requests of this
+    /// process itself are refused, because they would loop.
     fn check(caller: Caller) -> Result<(), Error> {
         let own = rustix::process::geteuid().as_raw();
         if caller.uid != own && caller.uid != 0 {
@@ -93,8 +94,8 @@ impl RemoteStores {
         }
     }
 
-    /// Returns the answer of a store, or an error once the store's time limit is over. Shortly after such a timeout, requests fail at once:
-    /// the kernel lets programs that want one name ask one after the other.
+    /// Returns the answer of a store, or an error after the store's time limit. Shortly after such a timeout, requests fail at once,
+    /// because the Linux kernel makes programs that look up the same name ask one after the other.
     async fn bounded<T>(
         &self,
         name: &str,
@@ -170,7 +171,7 @@ impl RemoteStores {
         Ok(self.vnodes.lock().found(&remote, &path, store.id, seen))
     }
 
-    /// Returns the attributes of an inode: a version does not change.
+    /// Returns the attributes of an inode, which never change because a version does not change.
     pub(crate) fn getattr(&self, number: u64) -> Result<LookupResult, Error> {
         self.vnodes.lock().at(number)
     }
@@ -200,7 +201,7 @@ fn join(directory: &str, name: &str) -> String {
 }
 
 impl Fs {
-    /// Returns the stores, if an inode belongs to one of them.
+    /// Returns the state of the remotes, if an inode belongs to a remote.
     pub(crate) fn remote_stores_at(&self, number: u64) -> Option<&Arc<RemoteStores>> {
         match number & (Inode::SPECIAL | vnodes::REMOTE) == Inode::SPECIAL | vnodes::REMOTE {
             true => self.remote_stores.get(),
@@ -208,7 +209,7 @@ impl Fs {
         }
     }
 
-    /// Looks up a name of the root. The directory of remotes exists if the cluster has no directory of that name.
+    /// Looks up a name in the root. The directory of remotes exists if the cluster has no directory with the same name.
     pub(crate) fn lookup_at_root(
         &self,
         caller: Caller,

@@ -1,4 +1,4 @@
-//! Open files of stores. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
+//! Open files of remotes. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
 
 use super::known::OpenedStore;
 use super::vnodes::StoreVersion;
@@ -14,9 +14,9 @@ use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
 
 /// Number of blocks that are read ahead for sequential reads.
 const BLOCKS_AHEAD: u64 = 2;
-/// Time that a read may wait for its turn, as a multiple of the store's time limit.
+/// Maximum time that a read waits for a free request to the store, as a multiple of the store's time limit.
 const TURN_PATIENCES: u32 = 4;
-/// No block has been read yet.
+/// Block number that means that no block has been read yet.
 const NONE: u64 = u64::MAX;
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ pub(super) struct RemoteReader {
     path: Arc<str>,
     tag: Arc<str>,
     content: Content,
-    /// The block that was read last.
+    /// Index of the block that was read last.
     last: AtomicU64,
 }
 
@@ -44,12 +44,12 @@ impl RemoteReader {
         self.content.size.div_ceil(BLOCK_BYTES)
     }
 
-    /// Returns the end of a range, limited by the size of the file.
+    /// Returns the end of a range in bytes, limited by the size of the file.
     fn end(&self, offset: u64, length: usize) -> u64 {
         self.content.size.min(offset.saturating_add(length as u64))
     }
 
-    /// Returns the bytes of a range. `None`: `block` does not have one of its blocks.
+    /// Returns the bytes of a range; `None` if `block` returns `None` for one of the range's blocks.
     fn cut(offset: u64, end: u64, mut block: impl FnMut(u64) -> Option<Bytes>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         let mut at = offset;
@@ -67,7 +67,7 @@ impl RemoteReader {
 }
 
 impl RemoteStores {
-    /// Opens the version of an inode, if its name still has this version. Otherwise the kernel looks the name up again.
+    /// Opens the version of an inode, if its name still has this version. Otherwise the Linux kernel looks the name up again.
     pub(crate) async fn open(
         &self,
         caller: Caller,
@@ -126,7 +126,7 @@ impl RemoteStores {
         self.files.lock().remove(&handle);
     }
 
-    /// Returns a range whose blocks are all cached.
+    /// Returns the bytes of a range whose blocks are all cached; otherwise `None`.
     pub(crate) fn read_now(&self, handle: u64, offset: u64, length: usize) -> Option<Vec<u8>> {
         let file = self.file(handle).ok()?;
         // The first read of a block may start the read-ahead.
@@ -199,7 +199,7 @@ impl RemoteStores {
         self.blocks.get(&file.key(index), ask).await
     }
 
-    /// Returns where data or a hole begins: the only hole is at the end.
+    /// Returns the offset at which data or a hole begins: the only hole is at the end of the file.
     pub(crate) fn seek(&self, handle: u64, offset: u64, data: bool) -> Result<u64, Error> {
         let size = self.file(handle)?.content.size;
         match offset < size {
@@ -214,7 +214,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn cut_joins_range_from_all_touched_blocks() {
+    fn remote_file_range_is_joined_from_all_its_blocks() {
         let block = |index: u64| {
             let length = if index == 2 { 10 } else { BLOCK_BYTES };
             let bytes = vec![u8::try_from(index).ok()?; usize::try_from(length).ok()?];

@@ -1,4 +1,4 @@
-//! Inodes of stores that the kernel knows. Numbers are never used again.
+//! Inodes of remotes that the Linux kernel knows. Inode numbers are never reused.
 
 use super::{TTL, join};
 use crate::error::Error;
@@ -10,32 +10,32 @@ use std::time::UNIX_EPOCH;
 use tidemill_core::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
-/// Bit that distinguishes inodes of stores from other special inodes.
+/// Bit of an inode number that distinguishes inodes of remotes from other special inodes.
 pub(super) const REMOTE: u64 = 1 << 62;
-/// Maximum number of inodes that listings alone create; beyond that, the kernel asks for each name.
+/// Maximum number of inodes that listings alone create; beyond this number, the Linux kernel looks up each name.
 const LISTED_MAX: usize = 65_536;
-/// Mode bits: a user with access may try to write, and gets an error.
+/// Mode of directories: a user with access may try to write, and gets an error.
 const DIRECTORY_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
-/// Version of a file of a store.
+/// Version of a file of a remote.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) struct StoreVersion {
     pub(super) remote: String,
     pub(super) path: String,
-    /// Id of the store: a remote may be removed and added with another address.
+    /// Id of the store, because a remote may be removed and added with another address.
     pub(super) store: u64,
     pub(super) tag: String,
 }
 
-/// Meaning of an inode.
+/// File or directory that an inode stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(super) enum InodeMeaning {
-    /// The directory of all remotes.
+    /// The inode is the directory of all remotes.
     Top,
-    /// Name of a remote, and path of a directory in its store.
+    /// The inode is a directory: name of the remote, and path of the directory in the remote's store.
     Directory(String, String),
-    /// A present or former file.
+    /// The inode is a current or former version of a file.
     File(StoreVersion),
 }
 
@@ -76,7 +76,7 @@ impl Vnodes {
         Ok(shown(number, vnode.content.as_ref()))
     }
 
-    /// Returns the inode of a place, and counts a reference of the kernel.
+    /// Returns the description of a place's inode, and counts a reference of the Linux kernel.
     pub(super) fn hold(&mut self, place: &InodeMeaning, content: Option<Content>) -> LookupResult {
         let number = match self.numbers.get(place) {
             Some(&number) => number,
@@ -125,7 +125,7 @@ impl Vnodes {
         }
     }
 
-    /// Returns the inode of a listed name; `None`: the kernel has to ask for the name, as too many inodes are known.
+    /// Returns the inode of a listed name; `None` if the Linux kernel has to look up the name, as too many inodes are known.
     pub(super) fn listed(
         &mut self,
         (remote, directory): (&str, &str),
@@ -149,7 +149,7 @@ impl Vnodes {
     }
 }
 
-/// Returns the description of an inode for the kernel, for the user whose keys are used.
+/// Returns the description of an inode for the Linux kernel, owned by the user whose keys are used.
 fn shown(number: u64, content: Option<&Content>) -> LookupResult {
     let modified = content.and_then(|content| content.modified);
     let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn each_version_has_own_inode_until_forgotten() {
+    fn remote_file_version_has_own_inode_until_forgotten() {
         let mut vnodes = Vnodes::default();
         let one = vnodes.found("b", "x", 1, content("1")).key.ino;
         assert_eq!(vnodes.found("b", "x", 1, content("1")).key.ino, one);

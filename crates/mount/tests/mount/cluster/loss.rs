@@ -1,4 +1,4 @@
-//! A connection to the server that loses answers: the request is carried out, and its answer does not arrive.
+//! A connection to the server that loses answers: the server executes the request, and its answer does not arrive at the mount.
 
 use super::MountCluster;
 use std::io::{Read, Write};
@@ -10,15 +10,15 @@ use tempfile::TempDir;
 use tidemill_client::Endpoint;
 use tidemill_wire::local;
 
-/// Sockets in place of those of the server.
+/// Sockets that stand in front of the server's sockets and can lose answers.
 pub struct Lossy {
     directory: TempDir,
-    /// Number of answers that pass before one is lost; below 0: no answer is lost.
+    /// Number of answers that pass before an answer is lost; below 0: no answer is lost.
     lose: Arc<AtomicI64>,
 }
 
 impl Lossy {
-    /// `local`: namespace requests use a socket of their own; otherwise all use gRPC.
+    /// Creates the sockets. With `local` namespace requests use a separate socket; otherwise all requests use gRPC.
     pub fn new(cluster: &MountCluster, local: bool) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let lose = Arc::new(AtomicI64::new(-1));
@@ -36,12 +36,12 @@ impl Lossy {
         Endpoint::Unix(self.directory.path().join("server.sock"))
     }
 
-    /// Loses an answer, with its connection, after `others` other answers.
+    /// Loses an answer, and its connection, after `others` other answers.
     pub fn lose_after(&self, others: i64) {
         self.lose.store(others, Ordering::Release);
     }
 
-    /// Whether the answer was lost.
+    /// Whether an answer was lost since the last [`Self::lose_after`].
     pub fn lost(&self) -> bool {
         self.lose.load(Ordering::Acquire) < 0
     }
@@ -73,7 +73,7 @@ fn never(_: &AtomicI64) -> bool {
     false
 }
 
-/// Passes requests on, until either side ends.
+/// Passes requests on to the server, until either side ends.
 fn pass(mut from: UnixStream, mut to: UnixStream) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {
@@ -84,7 +84,7 @@ fn pass(mut from: UnixStream, mut to: UnixStream) {
     let _ = to.shutdown(std::net::Shutdown::Both);
 }
 
-/// Passes answers on, except the one to lose.
+/// Passes answers on to the mount, except the answer to lose.
 fn answer(mut from: UnixStream, mut to: UnixStream, lose: &AtomicI64, may: fn(&AtomicI64) -> bool) {
     let mut buffer = vec![0; 64 << 10];
     while let Ok(count @ 1..) = from.read(&mut buffer) {

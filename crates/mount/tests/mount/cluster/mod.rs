@@ -1,4 +1,4 @@
-//! A real cluster in this process: a server, two nodes, and as many mounts as a test asks for.
+//! A real cluster in the test process: a server, two nodes, and as many mounts as a test requests.
 
 #![allow(
     dead_code,
@@ -26,13 +26,13 @@ use tokio::runtime::Runtime;
 
 pub mod loss;
 
-/// Clusters of different tests do not exist at the same time: a node's start forks this process, and the copies keep descriptors open
-/// that this process closes in the meantime.
+/// Lock by which clusters of different tests do not exist at the same time: the start of a node forks this process, and the forked process
+/// keeps descriptors open that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
 pub struct MountCluster {
     runtime: Runtime,
-    /// The server, on a runtime of its own, whose connections end with it as those of a process do.
+    /// The server, on a separate runtime, so that its connections end with it as the connections of a process do.
     server: Option<(Runtime, RunningServer)>,
     nodes: Vec<Option<RunningNode>>,
     directory: TempDir,
@@ -70,7 +70,7 @@ impl Drop for Mounted {
     }
 }
 
-/// Whether this host can mount. A skip is reported.
+/// Whether this host can mount file systems. Prints a message if not.
 pub fn can_mount() -> bool {
     let able = rustix::process::geteuid().is_root() && Path::new("/dev/fuse").exists();
     if !able {
@@ -113,7 +113,7 @@ impl MountCluster {
         self.nodes[number] = Some(node);
     }
 
-    /// Ends a node. The server knows it when this returns.
+    /// Stops a node. The server knows that the node is offline when the function returns.
     pub fn stop_node(&mut self, number: usize) {
         let node = self.nodes[number].take().unwrap();
         self.runtime.block_on(node.stop());
@@ -156,13 +156,13 @@ impl MountCluster {
         runtime.shutdown_background();
     }
 
-    /// Mounts it; `in_place`: object files are opened directly.
+    /// Mounts the cluster; with `in_place` the mount opens object files directly.
     pub fn mount(&mut self, in_place: bool) -> Mounted {
         let endpoint = self.endpoint();
         self.mount_by(endpoint, in_place)
     }
 
-    /// As [`Self::mount`], by another connection to the server.
+    /// Mounts the cluster like [`Self::mount`], through another address of the server.
     pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
         self.mounts += 1;
         let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
@@ -172,7 +172,7 @@ impl MountCluster {
         Mounted(Some(mount(&config).unwrap()))
     }
 
-    /// Mounts it at the path of the test.
+    /// Mounts the cluster at a path that the test chooses.
     pub fn try_mount(&mut self, mountpoint: &Path) -> Result<Mounted, Error> {
         let config = MountConfig::new(self.endpoint(), None, mountpoint.to_owned());
         Ok(Mounted(Some(mount(&config)?)))

@@ -5,36 +5,36 @@
 //!    magic, nonce | frame | frame | … | directory (zstd) | location and hash of the directory, magic
 //! ```
 //!
-//! A frame holds chunks, one after the other. The directory lists the chunks and the files that they are parts of.
+//! A frame contains chunks, one after the other. The directory lists the chunks and the files that contain the chunks.
 
 use std::collections::BTreeMap;
 
-/// First and last bytes of a pack; the last byte is the version.
+/// First and last bytes of a pack; the last byte is the version of the format.
 const MAGIC: [u8; 8] = *b"TMPACK\0\x01";
-/// Bytes of the random number that distinguishes packs.
+/// Number of bytes of the random number that distinguishes packs.
 pub(super) const NONCE_BYTES: usize = 16;
-/// Bytes before the first frame.
+/// Number of bytes of a pack before its first frame.
 const HEAD_BYTES: usize = MAGIC.len() + NONCE_BYTES;
-/// Bytes after the directory: its two lengths, its hash, and the last bytes of the pack.
+/// Number of bytes of a pack after its directory: the directory's two lengths and its hash, and the last bytes of the pack.
 pub(super) const TAIL_BYTES: usize = 4 + 4 + 32 + MAGIC.len();
 /// Maximum length of a chunk in bytes.
 pub(super) const CHUNK_BYTES_MAX: usize = 1 << 20;
-/// Maximum bytes of consecutive small chunks that are compressed together.
+/// Maximum total size in bytes of consecutive small chunks that are compressed together.
 const FRAME_BYTES: usize = 256 << 10;
-/// Bytes of frames at which a pack is full …
+/// Size of the frames, in bytes, at which a pack is full.
 const PACK_BYTES: usize = 16 << 20;
-/// … and bytes of its directory.
+/// Size of the directory, in bytes, at which a pack is full.
 const DIRECTORY_BYTES: usize = 8 << 20;
-/// Maximum length of a directory that is read, in bytes.
+/// Maximum length of a pack's directory that a reader accepts, in bytes.
 const DIRECTORY_BYTES_MAX: usize = 32 << 20;
-/// Maximum number of chunks in one part of a manifest.
+/// Maximum number of chunks that one part of a manifest lists.
 pub(super) const PART_CHUNKS_MAX: usize = 1024;
 /// Maximum length of a file name in bytes.
 const NAME_BYTES_MAX: usize = 4096;
-/// Compression level of zstd.
+/// Compression level of zstd for frames.
 const LEVEL: i32 = 3;
 
-/// BLAKE3.
+/// BLAKE3 hash.
 pub(super) type Hash = [u8; 32];
 
 /// Reason why bytes are not a valid pack.
@@ -45,22 +45,22 @@ pub struct Malformed(pub(super) &'static str);
 /// Location of a chunk in its pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChunkSpot {
-    /// Frame of the chunk.
+    /// Frame that contains the chunk.
     pub(super) frame: Frame,
-    /// Offset in the decompressed frame.
+    /// Offset of the chunk in the decompressed frame, in bytes.
     pub(super) at: u32,
-    /// Length in bytes.
+    /// Length of the chunk in bytes.
     pub(super) size: u32,
 }
 
-/// Frame of a pack.
+/// Location of a frame in its pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct Frame {
-    /// Offset in the pack.
+    /// Offset of the frame in the pack, in bytes.
     pub(super) at: u64,
-    /// Stored bytes …
+    /// Length of the frame in the pack, in bytes.
     pub(super) stored: u32,
-    /// … and plain bytes. Both are equal if the frame is not compressed.
+    /// Length of the decompressed frame in bytes. The length equals `stored` if the frame is not compressed.
     pub(super) plain: u32,
 }
 
@@ -70,27 +70,27 @@ impl Frame {
     }
 }
 
-/// Part of a manifest: the chunks of a version of a file.
+/// Part of a manifest, which lists the chunks of a version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ManifestPart {
-    /// Version.
+    /// Object of the version.
     pub(super) object: u64,
-    /// Time of the write in nanoseconds since 1970.
+    /// Time at which the version was written, in nanoseconds since 1970.
     pub(super) time: u64,
     /// Length of the file in bytes.
     pub(super) size: u64,
-    /// Hash of the whole file.
+    /// BLAKE3 hash of the whole file.
     pub(super) hash: Hash,
-    /// Offset of the first chunk in the file.
+    /// Offset in the file of the first chunk of this part, in bytes.
     pub(super) at: u64,
-    /// Name of the file, relative to the store.
+    /// Name of the file, relative to the root of the store.
     pub(super) name: String,
-    /// Chunks and their lengths.
+    /// Chunks of this part: the hash and the length in bytes of each.
     pub(super) chunks: Vec<(Hash, u32)>,
 }
 
 impl ManifestPart {
-    /// Returns the end of the last chunk in the file.
+    /// Returns the offset in the file of the end of the last chunk, in bytes.
     pub(super) fn end(&self) -> u64 {
         let sizes = self.chunks.iter().map(|(_, size)| u64::from(*size));
         sizes.fold(self.at, u64::saturating_add)
@@ -112,10 +112,10 @@ impl ManifestPart {
         out
     }
 
-    /// Decodes a part.
+    /// Decodes a part of a manifest.
     ///
     /// # Errors
-    /// If the bytes are not a part.
+    /// The bytes are not a part of a manifest.
     pub(super) fn decoded(bytes: &[u8]) -> Result<Self, Malformed> {
         let mut left = Remaining(bytes);
         let part = Self::read(&mut left)?;
@@ -162,7 +162,7 @@ fn put_count(out: &mut Vec<u8>, count: usize) {
     out.extend(u32::try_from(count).unwrap_or(u32::MAX).to_le_bytes());
 }
 
-/// Remaining bytes of a decoder.
+/// Bytes that a decoder has not read yet.
 struct Remaining<'a>(&'a [u8]);
 
 impl<'a> Remaining<'a> {
@@ -186,7 +186,7 @@ impl<'a> Remaining<'a> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Reads a count of items that take at least `bytes_each` bytes each.
+    /// Reads a number of items that take at least `bytes_each` bytes each; fails if the remaining bytes can't hold them.
     fn count(&mut self, max: usize, bytes_each: usize) -> Result<usize, Malformed> {
         let count = self.u32()? as usize;
         match count <= max && count.saturating_mul(bytes_each) <= self.0.len() {
@@ -196,11 +196,11 @@ impl<'a> Remaining<'a> {
     }
 }
 
-/// Content of a pack.
+/// Directory of a pack: its chunks and the parts of manifests.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Directory {
     pub(super) chunks: Vec<(Hash, ChunkSpot)>,
-    /// Parts of manifests.
+    /// Parts of manifests of the files in the pack.
     pub(super) parts: Vec<ManifestPart>,
 }
 
@@ -270,7 +270,7 @@ impl Directory {
     }
 }
 
-/// Location of the directory in a pack.
+/// Location of the directory in a pack, from the last bytes of the pack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct PackTail {
     pub(super) at: u64,
@@ -280,10 +280,10 @@ pub(super) struct PackTail {
 }
 
 impl PackTail {
-    /// Decodes the last bytes of a pack of that length.
+    /// Decodes the last bytes of a pack of `size` bytes.
     ///
     /// # Errors
-    /// If they are not the end of a pack.
+    /// The bytes are not the end of a pack.
     pub(super) fn read(bytes: &[u8], size: u64) -> Result<Self, Malformed> {
         let mut left = Remaining(bytes);
         let (stored, plain) = (left.u32()?, left.u32()?);
@@ -307,10 +307,10 @@ impl PackTail {
         })
     }
 
-    /// Returns the content of the pack from the bytes of its directory.
+    /// Decodes the directory of the pack.
     ///
     /// # Errors
-    /// If the bytes are not the directory.
+    /// The bytes are not the directory of this pack.
     pub(super) fn directory(&self, bytes: &[u8]) -> Result<Directory, Malformed> {
         if blake3::hash(bytes) != self.hash {
             return Err(Malformed("the hash of its directory is wrong"));
@@ -330,10 +330,10 @@ fn plain(bytes: &[u8], size: usize) -> Result<Vec<u8>, Malformed> {
 }
 
 impl Frame {
-    /// Returns the chunks of the frame, one after the other.
+    /// Decompresses the frame and returns its chunks, one after the other.
     ///
     /// # Errors
-    /// If these bytes are not the frame's.
+    /// The bytes are not the bytes of this frame.
     pub(super) fn opened(&self, bytes: bytes::Bytes) -> Result<bytes::Bytes, Malformed> {
         if bytes.len() != self.stored as usize || self.plain as usize > CHUNK_BYTES_MAX {
             return Err(Malformed("a frame has the wrong length"));
@@ -346,7 +346,7 @@ impl Frame {
 }
 
 impl ChunkSpot {
-    /// Returns the chunk from its frame, if the hash is right.
+    /// Returns the chunk from the decompressed frame, if the chunk has this hash.
     pub(super) fn of(&self, frame: &bytes::Bytes, hash: &Hash) -> Option<bytes::Bytes> {
         let from = self.at as usize;
         let to = from.checked_add(self.size as usize)?;
@@ -355,19 +355,18 @@ impl ChunkSpot {
     }
 }
 
-/// Frame that was written.
 #[derive(Debug)]
 struct PackedFrame {
     frame: Frame,
     chunks: Vec<(Hash, u32)>,
 }
 
-/// Pack under construction.
+/// Pack to which chunks are being added.
 #[derive(Debug)]
 pub(super) struct Pack {
     bytes: Vec<u8>,
     frames: BTreeMap<u64, PackedFrame>,
-    /// Frame that is still open.
+    /// Bytes of the frame that is not complete yet.
     open: Vec<u8>,
     within: Vec<(Hash, u32)>,
     parts: Vec<Vec<u8>>,
@@ -375,12 +374,10 @@ pub(super) struct Pack {
     compress: bool,
 }
 
-/// Finished pack.
+/// Finished pack, ready to be written.
 #[derive(Debug)]
 pub(super) struct FinishedPack {
-    /// All bytes of the pack.
     pub(super) bytes: bytes::Bytes,
-    /// Chunks of the pack.
     pub(super) chunks: Vec<(Hash, ChunkSpot)>,
 }
 
@@ -410,7 +407,7 @@ impl Pack {
     /// Adds a chunk that the pack does not contain yet.
     ///
     /// # Errors
-    /// If the chunk can't be compressed.
+    /// The chunk can't be compressed.
     pub(super) fn add(&mut self, hash: Hash, chunk: &[u8]) -> std::io::Result<()> {
         if !self.open.is_empty() && self.open.len() + chunk.len() > FRAME_BYTES {
             self.close_frame()?;
@@ -453,7 +450,7 @@ impl Pack {
     /// Returns the finished pack.
     ///
     /// # Errors
-    /// If it can't be compressed.
+    /// The last frame or the directory can't be compressed.
     pub(super) fn made(mut self) -> std::io::Result<FinishedPack> {
         self.close_frame()?;
         let plain = Directory::encoded(&self.frames, &self.parts);
@@ -505,7 +502,7 @@ mod tests {
         tail.directory(&bytes[from..from + tail.stored as usize])
     }
 
-    /// Returns a pack of a compressible chunk, two small ones and one that can't be compressed.
+    /// Returns a pack that contains a compressible chunk, two small chunks and an incompressible chunk.
     fn pack(compress: bool) -> (Vec<Vec<u8>>, FinishedPack) {
         let mut noise = vec![0; 300 << 10];
         blake3::Hasher::new().finalize_xof().fill(&mut noise);
@@ -548,7 +545,7 @@ mod tests {
     }
 
     #[test]
-    fn decode_refuses_sizes_beyond_pack() {
+    fn pack_decode_refuses_sizes_beyond_pack() {
         let hash = [1; 32];
         let long = part("x", vec![(hash, u32::MAX)]);
         assert!(ManifestPart::decoded(&long.encoded()).is_err());
@@ -586,14 +583,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn decode_of_any_bytes_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
+        fn pack_decode_never_panics_for_any_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..2000)) {
             let _ = Directory::decoded(&bytes, 1 << 20);
             let _ = ManifestPart::decoded(&bytes);
             let _ = read(&bytes);
         }
 
         #[test]
-        fn flipped_directory_byte_is_detected(at in 0_usize..10_000, with in 1_u8..) {
+        fn flipped_byte_in_pack_directory_is_detected(at in 0_usize..10_000, with in 1_u8..) {
             let (_, made) = pack(true);
             let whole = read(&made.bytes).unwrap();
             let tail = PackTail::read(&made.bytes[made.bytes.len() - TAIL_BYTES..], made.bytes.len() as u64).unwrap();

@@ -1,16 +1,16 @@
-//! Files in the backend as chunks in packs. Chunks that the store already holds are not sent again; sent data is compressed. The module uses the
-//! external store and the node's database.
+//! Files in the backend as chunks in packs. Chunks that the external store already holds are not sent again; sent data is compressed. The
+//! module uses the external store and the node's database.
 //!
-//! The content of a file determines where it is cut. Its **manifest** lists its chunks, in **parts** of at most 1024. New chunks and all
-//! parts are written into **packs** of some 16 MiB. A pack lists its content (`format`), so that the store alone is enough to find all
-//! files again (`recovery`). The tables `pack`, `chunk` and `manifest` hold the same information, and the use counts of the chunks.
+//! The content of a file determines where it is cut. The **manifest** of a file lists its chunks, in **parts** of at most 1024. New chunks
+//! and all parts are written into **packs** of some 16 MiB. A pack lists its content (`format`), so that the store alone is enough to find
+//! all files again (`recovery`). The tables `pack`, `chunk` and `manifest` hold the same information, and the use counts of the chunks.
 //!
 //! ```text
 //!    upload ──► queue ──► one at a time: cut, look up, fill packs ──► external store ──► record: chunks, parts, complete objects
 //!    read   ──► manifest ──► chunks ──► ranges of packs ──► each chunk is hashed
 //! ```
 //!
-//! Only the holder of the **turn** packs or tidies. So no chunk is deleted that the packer has just found.
+//! Only the holder of the lock `turn` packs or tidies, so no chunk is deleted after the packer has found it.
 //!
 //! | module | contents |
 //! |---|---|
@@ -39,24 +39,24 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::Instant;
 
-/// Directory of packs, relative to the store.
+/// Directory of packs, relative to the root of the external store.
 pub const DIRECTORY: &str = ".tidemill-packs";
 
-/// Format of files in the external store.
+/// Storage format of files in the external store.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Deserialize)]
 #[serde(try_from = "String")]
 pub enum Packing {
-    /// Each file unchanged, under its name.
+    /// The external store has each file unchanged, under its name.
     #[default]
     Files,
-    /// Files as chunks in packs.
+    /// The external store has files as chunks in packs.
     Chunks {
-        /// Whether packs are compressed.
+        /// Whether chunks in packs are compressed.
         compress: bool,
     },
 }
 
-/// Error: the text names no storage format.
+/// Error for a text that names no storage format.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a storage format of a backend: give files, dedup or \"dedup | zstd\"")]
 pub struct NoPacking(String);
@@ -93,17 +93,17 @@ impl std::fmt::Display for Packing {
     }
 }
 
-/// State of packs in memory, for questions that need no query of the database.
+/// State of packs in memory, for requests that need no query of the database.
 #[derive(Debug, Default)]
 pub(super) struct Packs {
     /// Lock of the thread that packs or tidies.
     turn: Mutex<()>,
     queue: Mutex<Vec<Arc<packing::Ticket>>>,
-    /// Last answer of the store for each pack: its time, and whether the pack exists.
+    /// Last answer of the external store for each pack: the time of the answer, and whether the pack exists.
     asked: Mutex<HashMap<PackId, (Instant, bool)>>,
-    /// Corrupt packs that could not be rewritten. This process does not retry them.
+    /// Corrupt packs that could not be rewritten and that this process does not retry.
     stuck: Mutex<HashSet<PackId>>,
-    /// Whether the present failure of the clean-up was logged.
+    /// Whether the current failure of the clean-up was logged.
     logged: Mutex<bool>,
 }
 

@@ -16,25 +16,25 @@ use std::sync::Arc;
 use tidemill_core::id::ObjectId;
 use tokio::task::JoinHandle;
 
-/// Average size of chunks in bytes, and minimum size except at the end of a file.
+/// Average size of chunks in bytes, and minimum size of all chunks except the last chunk of a file.
 const CHUNK_BYTES: usize = 256 << 10;
 const CHUNK_BYTES_MIN: usize = 64 << 10;
-/// Maximum number of chunks in a part of a manifest. Fewer in tests, so that files have several parts.
+/// Maximum number of chunks in a part of a manifest; smaller in tests, so that files have several parts.
 const PART_CHUNKS: usize = if cfg!(test) { 40 } else { PART_CHUNKS_MAX };
-/// Bytes of a file per read.
+/// Maximum number of bytes per read of a file.
 const PIECE_BYTES: usize = 4 << 20;
 /// Maximum number of packs that are sent concurrently.
 const FLIGHTS_MAX: usize = 4;
 
-/// Objects that a thread waits for.
+/// Objects that a thread has queued for packing and waits for.
 #[derive(Debug)]
 pub(in super::super) struct Ticket {
     objects: Vec<(ObjectId, ObjectFile)>,
-    /// Results, when the objects were packed.
+    /// Results of packing the objects; `None` until they were packed.
     ended: Mutex<Option<Vec<Result<(), StoreError>>>>,
 }
 
-/// Reason why an object was not packed. Many objects may share it.
+/// Reason why an object was not packed; many objects may share it.
 #[derive(Clone, Debug)]
 pub(super) enum PackError {
     /// The node has no such object.
@@ -74,22 +74,22 @@ struct Flight {
     parts: Vec<NewPart>,
 }
 
-/// Objects that are packed together.
+/// State of packing several objects together.
 pub(super) struct PackBatch<'a> {
     backend: &'a Backend,
     compress: bool,
     pack: Pack,
     nonce: [u8; format::NONCE_BYTES],
     parts: Vec<NewPart>,
-    /// Chunks that are in a pack of this batch.
+    /// Hashes of chunks that are in a pack of this batch.
     fresh: HashSet<Hash>,
     flights: VecDeque<Flight>,
-    /// First failure; nothing more is sent after it.
+    /// First failure of the batch, after which it sends no further packs.
     trouble: Option<PackError>,
     ended: BTreeMap<ObjectId, Result<(), PackError>>,
 }
 
-/// State of a file that is being cut.
+/// Manifest of a file that is being cut into chunks.
 struct Manifest {
     part: ManifestPart,
     hasher: blake3::Hasher,
@@ -100,7 +100,7 @@ pub(in super::super) fn now_s() -> i64 {
 }
 
 impl Backend {
-    /// Puts objects into packs.
+    /// Packs objects. Returns the result for each object.
     pub(in super::super) fn pack(
         &self,
         compress: bool,
@@ -186,7 +186,6 @@ impl<'a> PackBatch<'a> {
         PackError::of(self.backend.failed(error))
     }
 
-    /// Packs an object.
     fn add(&mut self, object: ObjectId, named: &ObjectFile) -> Result<(), PackError> {
         self.goes_on()?;
         let opened = self.backend.cache.open(object).map_err(PackError::of)?;
@@ -243,7 +242,7 @@ impl<'a> PackBatch<'a> {
         Ok(())
     }
 
-    /// Returns whether a chunk need not be sent, because the store has it.
+    /// Returns whether the external store has a chunk, so that it need not be sent.
     fn is_there(&self, hash: &Hash) -> Result<bool, PackError> {
         if self.fresh.contains(hash) {
             return Ok(true);
@@ -264,7 +263,7 @@ impl<'a> PackBatch<'a> {
         })
     }
 
-    /// Sends a chunk, even if another pack has it.
+    /// Adds a chunk to the current pack, even if another pack has the chunk.
     pub(super) fn add_chunk(&mut self, hash: Hash, chunk: &[u8]) -> Result<(), PackError> {
         self.pack.add(hash, chunk).map_err(made)?;
         self.fresh.insert(hash);
@@ -285,7 +284,7 @@ impl<'a> PackBatch<'a> {
         });
     }
 
-    /// Moves a part of a complete object into another pack.
+    /// Adds a part of a complete object's manifest to the current pack, in place of its former pack.
     pub(super) fn move_part(
         &mut self,
         part: ManifestPart,
@@ -312,7 +311,7 @@ impl<'a> PackBatch<'a> {
         self.trouble.clone().map_or(Ok(()), Err)
     }
 
-    /// Sends the current pack and starts the next one.
+    /// Sends the current pack to the external store and starts the next pack.
     fn send(&mut self) -> Result<(), PackError> {
         while self.flights.len() >= FLIGHTS_MAX {
             self.land();
@@ -349,7 +348,7 @@ impl<'a> PackBatch<'a> {
         Ok(())
     }
 
-    /// Waits for the oldest pack that is being sent.
+    /// Waits for the oldest pack that is being sent and records it.
     fn land(&mut self) {
         let Some(flight) = self.flights.pop_front() else {
             return;
@@ -394,8 +393,8 @@ impl<'a> PackBatch<'a> {
         self.trouble.get_or_insert(trouble);
     }
 
-    /// Waits for all sent packs. Objects that are not complete then have failed. Call it after a failure, too: packs that are being sent
-    /// must not be left alone.
+    /// Waits for all sent packs. Objects that are not complete then have failed. Must be called after a failure, too, because packs that
+    /// are being sent must not be left alone.
     pub(super) fn finish(
         mut self,
     ) -> (BTreeMap<ObjectId, Result<(), PackError>>, Option<PackError>) {
@@ -431,13 +430,13 @@ fn nonce() -> Result<[u8; format::NONCE_BYTES], PackError> {
     Ok(nonce)
 }
 
-/// Returns the path of a pack.
+/// Returns the path of a pack in the external store.
 fn path(nonce: &[u8; format::NONCE_BYTES]) -> String {
     let name = u128::from_be_bytes(*nonce);
     format!("{DIRECTORY}/{:02x}/{name:032x}", nonce[0])
 }
 
-/// Cuts an object into chunks, one after the other.
+/// Cuts an object into chunks and passes them on, one after the other.
 fn cut(
     opened: &ReadableObject,
     each: &mut dyn FnMut(&[u8]) -> Result<(), PackError>,

@@ -1,5 +1,5 @@
-//! Reads of files whose chunks are in packs. Each chunk is hashed whenever it is read: a chunk with another hash is corrupt. The module
-//! reads the store and marks corrupt chunks in the database.
+//! Reads of files whose chunks are in packs. The module hashes each chunk whenever it reads the chunk: a chunk with another hash is
+//! corrupt. The module reads the external store and marks corrupt chunks in the database.
 
 use super::super::reading::{BackendLocation, Reach};
 use super::super::{Backend, BackendFailure, BackendFile};
@@ -12,12 +12,12 @@ use std::time::{Duration, Instant};
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
 use tidemill_core::id::ObjectId;
 
-/// Time for which the packer trusts the store's answer that a pack exists …
+/// Time for which the packer trusts the external store's answer that a pack exists.
 pub(super) const BELIEVED: Duration = Duration::from_secs(60);
-/// … and for which a check of several files does.
+/// Time for which a check of several files trusts the external store's answer that a pack exists.
 const JUST_NOW: Duration = Duration::from_secs(2);
 
-/// Wanted bytes of a chunk.
+/// Wanted bytes of a chunk, with the chunk's location.
 #[derive(Debug)]
 struct WantedBytes {
     hash: Hash,
@@ -26,7 +26,7 @@ struct WantedBytes {
     to: usize,
 }
 
-/// Consecutive frames of a pack.
+/// Consecutive frames of a pack that are read in one request.
 #[derive(Debug)]
 struct FrameRun<'a> {
     pack: &'a BackendFile,
@@ -74,7 +74,7 @@ impl Reach {
         }
     }
 
-    /// Reads bytes of a file. Packs may be rewritten during the read: if data is missing, the chunks are located once more.
+    /// Reads bytes of a file. Packs may be rewritten during the read: if data is missing, the function locates the chunks once more.
     pub(in super::super) async fn packed(
         &self,
         object: ObjectId,
@@ -143,7 +143,7 @@ impl Reach {
             .submit(false, move |db| rows::mark_bad(db, &hash, at), drop);
     }
 
-    /// Reads frames of a pack, decompressed; `None`: the pack has other bytes at this place.
+    /// Reads frames of a pack and decompresses them; `None` for a frame if the pack has other bytes at its offset.
     async fn frames(&self, run: &FrameRun<'_>) -> Result<Vec<Option<Bytes>>, BackendFailure> {
         let opened = |frame: &Frame, bytes| frame.opened(bytes).ok();
         let (Some(first), Some(last)) = (run.frames.first(), run.frames.last()) else {
@@ -202,7 +202,7 @@ impl WantedBytes {
     }
 }
 
-/// Returns the frames that can be fetched in one request, and the number of wanted chunks that they cover.
+/// Returns the frames that can be fetched in one request, and the number of wanted chunks that these frames contain.
 fn run(wanted: &[WantedBytes]) -> (FrameRun<'_>, usize) {
     let mut run = FrameRun {
         pack: &wanted[0].found.placed,
@@ -224,7 +224,7 @@ fn run(wanted: &[WantedBytes]) -> (FrameRun<'_>, usize) {
 }
 
 impl Backend {
-    /// Returns whether the store holds a pack unchanged. Answers up to `believed` old are reused.
+    /// Returns whether the external store holds a pack unchanged. Reuses answers that are up to `believed` old.
     pub(super) fn has_pack(
         &self,
         pack: PackId,
@@ -251,8 +251,8 @@ impl Backend {
         Ok(there)
     }
 
-    /// Checks that all packs of a file exist. If an earlier read of the file failed, the file is read; otherwise the store only checks the
-    /// packs.
+    /// Checks that all packs of a file exist. If an earlier read of the file failed, the function reads the file; otherwise it only asks
+    /// the external store whether the packs exist.
     pub(in super::super) fn has_packed(
         &self,
         object: ObjectId,

@@ -1,5 +1,5 @@
-//! Recovery of the files of a store whose node is lost. Packs list their content, so nothing else is needed. The module only reads the
-//! store.
+//! Recovery of the files of an external store whose node is lost. Packs list their content, so the recovery needs no other data. The module
+//! only reads the external store.
 
 use super::super::{BackendFailure, BackendFile, Far};
 use super::format::{self, ChunkSpot, Directory, Hash, ManifestPart};
@@ -10,36 +10,36 @@ use std::sync::Arc;
 /// Reason why a pack can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PackUnreadable {
-    /// The store does not return it.
+    /// The external store does not return the pack.
     #[error("{0}")]
     Far(#[from] BackendFailure),
-    /// The bytes are not a pack, or a corrupt one.
+    /// The file is not a pack, or is a corrupt pack.
     #[error("{0}")]
     Malformed(#[from] format::Malformed),
 }
 
-/// Content of the packs of a store.
+/// Content of the packs of an external store.
 #[derive(Debug, Default)]
 pub struct Contents {
     packs: Vec<BackendFile>,
     /// Packs and locations of each chunk. A chunk with a bad location was written again to another pack.
     chunks: HashMap<Hash, Vec<(usize, ChunkSpot)>>,
-    /// Parts by version and time of the write, and by their offset in the file. A write may have started several times.
+    /// Parts of manifests by version and time of the write, and by their offset in the file. A write may have started several times.
     versions: BTreeMap<(u64, u64), BTreeMap<u64, ManifestPart>>,
 }
 
-/// Version of a file that packs contain.
+/// Version of a file that was found in packs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recovered {
     /// Number of the version.
     pub object: u64,
-    /// Name of the file, relative to the store.
+    /// Name of the file, relative to the root of the external store.
     pub name: String,
-    /// Length in bytes.
+    /// Length of the file in bytes.
     pub size: u64,
-    /// Time of the write in nanoseconds since 1970.
+    /// Time of the version's write in nanoseconds since 1970.
     pub time_ns: u64,
-    /// Whether the packs contain all of its bytes.
+    /// Whether the packs contain all bytes of the version.
     pub whole: bool,
 }
 
@@ -49,10 +49,10 @@ pub struct VersionReader<'a> {
     contents: &'a Contents,
     far: Arc<dyn Far>,
     parts: Vec<&'a ManifestPart>,
-    /// Next chunk.
+    /// Index of the part and of the chunk to read next.
     next: (usize, usize),
     hasher: blake3::Hasher,
-    /// Last read frame.
+    /// Last frame that was read, with its pack.
     frame: Option<(usize, format::Frame, Bytes)>,
 }
 
@@ -60,7 +60,7 @@ impl Contents {
     /// Adds the content that a pack lists.
     ///
     /// # Errors
-    /// If the pack can't be read or is invalid: then nothing is added.
+    /// The pack can't be read or is invalid: nothing is then added.
     pub async fn add(&mut self, far: &dyn Far, placed: BackendFile) -> Result<(), PackUnreadable> {
         let short = PackUnreadable::Malformed(format::Malformed("it is too short"));
         let from = placed.size.checked_sub(format::TAIL_BYTES as u64);
@@ -104,7 +104,7 @@ impl Contents {
         })
     }
 
-    /// Returns the parts of a version, if they cover it without gap and the packs have all of their chunks.
+    /// Returns the parts of a version, if they cover the file without a gap and the packs have all of their chunks.
     fn parts(&self, version: (u64, u64)) -> Option<Vec<&ManifestPart>> {
         let parts: Vec<&ManifestPart> = self.versions.get(&version)?.values().collect();
         let first = parts.first()?;
@@ -124,7 +124,7 @@ impl Contents {
         (at == first.size).then_some(parts)
     }
 
-    /// Starts to read a version; `None`: it is not complete.
+    /// Starts to read a version; returns `None` if the version is not complete.
     #[must_use]
     pub fn read(&self, far: Arc<dyn Far>, file: &Recovered) -> Option<VersionReader<'_>> {
         Some(VersionReader {
@@ -139,10 +139,10 @@ impl Contents {
 }
 
 impl VersionReader<'_> {
-    /// Returns the next bytes; `None` at the end, if the hash of the whole file is right.
+    /// Returns the next bytes of the version; `None` at the end, if the hash of the whole file is right.
     ///
     /// # Errors
-    /// If the store does not return them, or they differ from the written bytes.
+    /// The external store does not return the bytes, or they differ from the written bytes.
     pub async fn next(&mut self) -> Result<Option<Bytes>, BackendFailure> {
         while let Some(part) = self.parts.get(self.next.0) {
             let Some((hash, _)) = part.chunks.get(self.next.1) else {
@@ -162,7 +162,7 @@ impl VersionReader<'_> {
         }
     }
 
-    /// Returns a chunk from any location where it is intact.
+    /// Returns a chunk from any location at which the chunk is intact.
     async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, BackendFailure> {
         let contents = self.contents;
         let mut failure = BackendFailure::Missing;

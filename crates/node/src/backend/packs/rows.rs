@@ -1,8 +1,8 @@
-//! Rows of packs, their chunks and the manifests of files, in the node's database. The functions only use the given connection.
+//! Rows of packs, their chunks and the manifests of files, in the node's database. The functions use only the given connection.
 //!
-//! The **live** bytes of a pack are the bytes of its used chunks and of the parts of manifests in it. Counts
-//! change in the same transaction as the counted rows. Rows of chunks and packs are deleted only under the packer's turn, so that the
-//! packer can rely on its queries.
+//! The **live** bytes of a pack are the bytes of its used chunks and of the parts of manifests in it. Counts change in the same transaction
+//! as the counted rows. Rows of chunks and packs are deleted only while the caller holds the packer's lock, so that the packer can rely on
+//! its queries.
 
 use super::super::BackendFile;
 use super::super::rows::{placed, size as unsigned};
@@ -14,34 +14,33 @@ use tidemill_core::id::ObjectId;
 /// Number of a pack in this database.
 pub(super) type PackId = i64;
 
-/// State of a pack that is being written. After the process or the write has ended without success, the pack is unused.
+/// State of a pack that is being written. If the process ends or the write fails, the pack is unused.
 const BEGUN: u8 = 0;
-/// State of a pack that the store holds.
+/// State of a pack that the external store holds.
 const THERE: u8 = 1;
-/// State of a pack that is to be removed from the store.
+/// State of a pack that is to be removed from the external store.
 const DELETED: u8 = 2;
 
-/// Value of the column for removed objects: the object is not complete.
+/// Value of the column for removed objects: the object was not completed.
 const UNFINISHED: u8 = 2;
 
-/// A pack of fewer bytes than this is small.
+/// Size in bytes below which a pack is small.
 const SMALL_BYTES: u64 = 1 << 20;
-/// Number of small packs that are merged.
+/// Number of small packs at which they are merged.
 const SMALL_MAX: usize = 32;
-/// Plain bytes that are rewritten in one batch.
+/// Maximum number of uncompressed bytes that one batch rewrites.
 const AGAIN_BYTES: u64 = 64 << 20;
 /// Maximum live bytes of a small pack, so that one batch can rewrite all packs of a merge.
 const SMALL_LIVE: u64 = AGAIN_BYTES / SMALL_MAX as u64;
 /// Maximum number of rows per query.
 const SOME: u32 = 64;
 
-/// Chunk and its location.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChunkLocation {
     pub(super) pack: PackId,
     pub(super) placed: BackendFile,
     pub(super) spot: ChunkSpot,
-    /// Whether a read at this location returned other bytes than the chunk.
+    /// Whether a read at this location returned bytes that differ from the chunk.
     pub(super) bad: bool,
 }
 
@@ -52,11 +51,11 @@ pub(super) struct NewPart {
     pub(super) encoded: Vec<u8>,
     /// Whether the part was in another pack before.
     pub(super) moved: bool,
-    /// Whether the object is complete with this part.
+    /// Whether this part completes the manifest of the object.
     pub(super) last: bool,
 }
 
-/// Pack that the store now holds.
+/// Pack that the external store now holds, with its chunks and parts.
 #[derive(Debug)]
 pub(super) struct NotedPack {
     pub(super) id: PackId,
@@ -81,12 +80,12 @@ fn spot(row: &Row<'_>, from: usize) -> Result<ChunkSpot> {
     })
 }
 
-/// Returns the error for a row that this module has not written.
+/// Returns the error for a row that does not have the form in which this module writes rows.
 fn malformed(error: super::format::Malformed) -> Error {
     Error::FromSqlConversionFailure(0, rusqlite::types::Type::Blob, Box::new(error))
 }
 
-/// Changes of the live bytes of packs.
+/// Changes of the live bytes of packs, to be written together.
 #[derive(Debug, Default)]
 struct LiveChanges(HashMap<PackId, i64>);
 
@@ -95,7 +94,7 @@ impl LiveChanges {
         *self.0.entry(pack).or_default() += bytes;
     }
 
-    /// Writes the changes. `since_s` is the time from which an unused pack is kept for a while.
+    /// Writes the changes to the database. `since_s` is the time (in seconds) from which an unused pack is kept for a while.
     fn make(self, db: &Connection, since_s: i64) -> Result<()> {
         let sql = "UPDATE pack SET live = live + ?2, since = CASE WHEN ?2 > 0 THEN 0 ELSE max(since, ?3) END WHERE id = ?1";
         let mut update = db.prepare_cached(sql)?;
@@ -115,7 +114,7 @@ pub(super) fn begin(db: &Connection, path: &str, now_s: i64) -> Result<PackId> {
     Ok(db.last_insert_rowid())
 }
 
-/// Returns the location of a chunk.
+/// Returns the location of a chunk; `None` if no pack has the chunk.
 pub(super) fn find(db: &Connection, hash: &Hash) -> Result<Option<ChunkLocation>> {
     let sql = "SELECT chunk.pack, path, pack.size, tag, checked, frame, stored, plain, at, chunk.size, bad
                    FROM chunk JOIN pack ON pack.id = chunk.pack WHERE hash = ?1";
@@ -130,7 +129,7 @@ pub(super) fn find(db: &Connection, hash: &Hash) -> Result<Option<ChunkLocation>
     db.prepare_cached(sql)?.query_row([hash], found).optional()
 }
 
-/// Records that a read of a chunk returned other bytes. The next object with this chunk sends it again.
+/// Records that a read of a chunk returned wrong bytes, so that the next object with this chunk uploads the chunk again.
 pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, ChunkSpot)) -> Result<()> {
     let sql = "UPDATE chunk SET bad = 1 WHERE hash = ?1 AND pack = ?2 AND frame = ?3";
     let (pack, spot) = at;
@@ -139,7 +138,8 @@ pub(super) fn mark_bad(db: &Connection, hash: &Hash, at: (PackId, ChunkSpot)) ->
     Ok(())
 }
 
-/// Records that the store holds a pack, and the objects that are complete with it. Fails and changes nothing if a chunk is in no pack.
+/// Records that the external store holds a pack, and which objects are complete with it. Fails and changes nothing if a chunk is in no
+/// pack.
 pub(super) fn note(db: &Connection, noted: &NotedPack) -> Result<()> {
     let sizes = noted.chunks.iter().map(|(_, spot)| u64::from(spot.size));
     let parts = noted.parts.iter().map(|part| part.encoded.len() as u64);
@@ -168,7 +168,7 @@ pub(super) fn note(db: &Connection, noted: &NotedPack) -> Result<()> {
     changes.make(db, 0)
 }
 
-/// Records that a chunk is in a pack, in place of its former pack.
+/// Records that a chunk is in a new pack instead of its former pack.
 fn put_chunk(
     db: &Connection,
     pack: PackId,
@@ -200,7 +200,7 @@ fn put_chunk(
     Ok(())
 }
 
-/// Changes the use counts of the chunks of a part by `by`. Fails if no pack has one of them.
+/// Changes the use counts of the chunks of a part by `by`. Fails if one of the chunks is in no pack.
 fn count(db: &Connection, part: &ManifestPart, by: i64, changes: &mut LiveChanges) -> Result<()> {
     let sql = "UPDATE chunk SET count = count + ?2 WHERE hash = ?1 RETURNING count, pack, size";
     let mut update = db.prepare_cached(sql)?;
@@ -251,7 +251,7 @@ fn put_part(db: &Connection, pack: PackId, new: &NewPart, changes: &mut LiveChan
     Ok(())
 }
 
-/// Records that a part is in another pack now, unless its object was removed.
+/// Records that a part was moved to another pack, unless its object was removed.
 fn move_part(
     db: &Connection,
     pack: PackId,
@@ -272,7 +272,7 @@ fn move_part(
     Ok(())
 }
 
-/// Returns whether a manifest, or a part of one, exists for an object.
+/// Returns whether the database has a part of a manifest for an object.
 pub(super) fn has_parts(db: &Connection, object: ObjectId) -> Result<bool> {
     db.prepare_cached("SELECT EXISTS (SELECT 1 FROM manifest WHERE object = ?1)")?
         .query_row([signed(object.0)], |row| row.get(0))
@@ -300,7 +300,7 @@ pub(super) fn release(db: &Connection, object: ObjectId, since_s: i64) -> Result
     Ok(true)
 }
 
-/// Deletes some parts of manifests of objects that were removed or not completed.
+/// Deletes some parts of the manifests of objects that were removed or not completed.
 pub(super) fn release_deleted(db: &Connection, now_s: i64) -> Result<()> {
     let mut left = SOME;
     for (object, was_whole) in deleted_objects(db)? {
@@ -345,14 +345,14 @@ pub(super) fn parts(
     encoded?.into_iter().map(decoded).collect()
 }
 
-/// Returns the total bytes of all packs.
+/// Returns the total size in bytes of all packs.
 pub(super) fn bytes(db: &Connection) -> Result<u64> {
     let sql = "SELECT coalesce(sum(size), 0) FROM pack WHERE state != ?1";
     db.prepare_cached(sql)?
         .query_row([BEGUN], |row| unsigned(row, 0))
 }
 
-/// Returns whether [`retire_dead`] has anything to do.
+/// Returns whether [`retire_dead`] would mark any pack.
 pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
     let sql = "SELECT EXISTS (SELECT 1 FROM pack WHERE state = 0)
                    OR EXISTS (SELECT 1 FROM pack WHERE state = 1 AND live = 0 AND since < ?1)";
@@ -360,7 +360,7 @@ pub(super) fn has_dead(db: &Connection, before_s: i64) -> Result<bool> {
         .query_row([before_s], |row| row.get(0))
 }
 
-/// Marks packs for removal: packs of interrupted writes, and packs that no file has used since `before_s`. Only under the packer's turn.
+/// Marks packs of interrupted writes, and packs unused since `before_s`, for removal. The caller holds the packer's lock.
 pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
     db.prepare_cached("UPDATE pack SET state = 2 WHERE state = 0")?
         .execute([])?;
@@ -372,7 +372,7 @@ pub(super) fn retire_dead(db: &Connection, before_s: i64) -> Result<()> {
     dead?.into_iter().try_for_each(|pack| retire(db, pack))
 }
 
-/// Marks a pack for removal, unless something in it is used. Only under the packer's turn.
+/// Marks a pack for removal, unless a part or a chunk of the pack is used. The caller holds the packer's lock.
 pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     let sql = "SELECT EXISTS (SELECT 1 FROM chunk WHERE pack = ?1 AND count > 0)
                    OR EXISTS (SELECT 1 FROM manifest WHERE pack = ?1)";
@@ -389,21 +389,21 @@ pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
     Ok(())
 }
 
-/// Returns some packs that are to be removed from the store.
+/// Returns some packs that are to be removed from the external store.
 pub(super) fn deleted_packs(db: &Connection) -> Result<Vec<(PackId, BackendFile)>> {
     db.prepare_cached("SELECT id, path, size, tag, checked FROM pack WHERE state = 2 LIMIT ?1")?
         .query_map([SOME], |row| Ok((row.get(0)?, placed(row, 1)?)))?
         .collect()
 }
 
-/// Records that a pack was removed.
+/// Records that a pack was removed from the external store.
 pub(super) fn removed(db: &Connection, pack: PackId) -> Result<()> {
     db.prepare_cached("DELETE FROM pack WHERE id = ?1 AND state = ?2")?
         .execute(params![pack, DELETED])?;
     Ok(())
 }
 
-/// Returns the packs that are to be rewritten, except `but`: packs with mostly unused bytes, or many small packs.
+/// Returns the packs that are to be rewritten, except packs in `but`: packs with mostly unused bytes, or many small packs.
 pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackId>> {
     let some = |sql: &str, bounds: &[u64]| -> Result<Vec<(PackId, u64)>> {
         let bounds = bounds.iter().copied().map(signed);
@@ -439,7 +439,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
         .collect())
 }
 
-/// Used content of a pack: chunks in their order, and parts of manifests.
+/// Used content of a pack: its chunks in their order, and its parts of manifests.
 #[derive(Debug)]
 pub(super) struct Needed {
     pub(super) placed: BackendFile,

@@ -1,4 +1,4 @@
-//! Tests of packs in a store in memory, with all kinds of faults during a write.
+//! Tests of packs in an external store in memory, with all kinds of faults during a write.
 
 use super::super::tests::{BackendBench, make_durable, read};
 use super::super::{Backend, BackendFailure, Far};
@@ -30,19 +30,19 @@ fn taken(bench: &BackendBench) -> usize {
     files.all.values().map(|(content, _)| content.len()).sum()
 }
 
-/// Makes unused packs old enough to be removed now, not after an hour.
+/// Makes unused packs old enough to be removed now instead of after an hour.
 fn age(bench: &BackendBench) {
     let age = |db: &rusqlite::Connection| db.execute("UPDATE pack SET since = 0", []);
     bench.db.write_blocking(false, age).unwrap();
 }
 
-/// Does the whole clean-up.
+/// Repeats the clean-up until nothing remains to be cleaned up.
 pub(in super::super) fn tidy(bench: &BackendBench, store: &Backend) {
     age(bench);
     while store.tidy().unwrap() {}
 }
 
-/// Checks that the stored counts equal the actual content.
+/// Checks that the counts in the database equal the actual content of the packs.
 fn sane(bench: &BackendBench) {
     let wrong = |db: &rusqlite::Connection| {
         let sql = "SELECT (SELECT count(*) FROM pack WHERE live !=
@@ -83,7 +83,7 @@ fn is_loss(reported: Option<Result<(), StoreError>>) -> bool {
 }
 
 #[test]
-fn known_chunks_are_not_resent_and_read_like_file() {
+fn pack_upload_skips_known_chunks_and_reads_equal_file() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let large = noise(1, 40 << 20);
@@ -123,7 +123,7 @@ fn known_chunks_are_not_resent_and_read_like_file() {
 }
 
 #[test]
-fn small_files_are_packed_and_compressed() {
+fn upload_packs_and_compresses_small_files() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let text = |id: u64| format!("{id} int main(void) {{ return {id}; }}\n").repeat(40);
@@ -149,7 +149,7 @@ fn small_files_are_packed_and_compressed() {
 }
 
 #[test]
-fn files_stored_with_other_packing_stay_readable() {
+fn files_stay_readable_after_change_of_storage_format() {
     let bench = BackendBench::new();
     let mut all = Vec::new();
     let ways = [
@@ -173,7 +173,7 @@ fn files_stored_with_other_packing_stay_readable() {
 }
 
 #[test]
-fn interrupted_upload_sends_rest_later() {
+fn interrupted_pack_upload_sends_only_missing_packs_later() {
     for allowed in 0..3 {
         let bench = BackendBench::new();
         let store = bench.open_as(0, PACKED);
@@ -200,7 +200,7 @@ fn interrupted_upload_sends_rest_later() {
 }
 
 #[test]
-fn unrecorded_pack_is_removed_and_recorded_one_kept() {
+fn tidy_removes_unrecorded_pack_and_keeps_recorded_pack() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let one = bench.version(&store, 0x101, "/one", b"one");
@@ -220,9 +220,9 @@ fn unrecorded_pack_is_removed_and_recorded_one_kept() {
     assert_eq!(read(&store, one.0).unwrap(), b"one");
 }
 
-/// The database of the node is full.
+/// The upload succeeds, but the database of the node is full.
 #[test]
-fn upload_without_database_record_is_retried() {
+fn upload_is_retried_if_database_cannot_record_it() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let run = |sql: &'static str| {
@@ -256,7 +256,7 @@ fn upload_without_database_record_is_retried() {
 }
 
 #[test]
-fn changed_byte_is_corruption_and_resend_repairs_all() {
+fn changed_pack_byte_is_corrupt_and_new_upload_repairs_all_files() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let content = noise(3, 500_000);
@@ -305,7 +305,7 @@ fn changed_byte_is_corruption_and_resend_repairs_all() {
     sane(&bench);
 }
 
-/// Removes most of many files. Returns the others.
+/// Creates many files and removes most of them. Returns the remaining files.
 fn mostly_removed(bench: &BackendBench, store: &Backend) -> Vec<(ObjectId, Vec<u8>)> {
     let all: Vec<_> = (0..60)
         .map(|id| {
@@ -327,7 +327,7 @@ fn mostly_removed(bench: &BackendBench, store: &Backend) -> Vec<(ObjectId, Vec<u
 }
 
 #[test]
-fn sparse_packs_are_rewritten_even_if_killed_at_any_step() {
+fn tidy_rewrites_sparse_packs_after_kill_at_any_step() {
     for allowed in 0..8 {
         let bench = BackendBench::new();
         let store = bench.open_as(0, PACKED);
@@ -361,7 +361,7 @@ fn sparse_packs_are_rewritten_even_if_killed_at_any_step() {
 }
 
 #[test]
-fn many_small_packs_are_merged() {
+fn tidy_merges_many_small_packs() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let mut all = Vec::new();
@@ -379,10 +379,10 @@ fn many_small_packs_are_merged() {
     }
 }
 
-/// These packs are small because their contents compress well, or because few of their chunks are in use. A pack that
-/// cannot grow is left alone.
+/// The packs are small because their contents compress well, or because few of their chunks are in use. A pack that cannot grow is not
+/// rewritten.
 #[test]
-fn small_packs_that_stay_small_are_not_rewritten_forever() {
+fn tidy_does_not_rewrite_packs_that_stay_small() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let upload_one = |id: u64, content: &[u8]| {
@@ -422,7 +422,7 @@ fn small_packs_that_stay_small_are_not_rewritten_forever() {
 }
 
 #[test]
-fn concurrent_remove_and_upload_keep_bytes_in_use() {
+fn concurrent_remove_and_upload_keep_used_chunks() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let contents: Vec<_> = (0..4).map(|seed| noise(seed, 200_000)).collect();
@@ -459,7 +459,7 @@ fn concurrent_remove_and_upload_keep_bytes_in_use() {
 }
 
 #[test]
-fn recovery_skips_foreign_packs_and_marks_partial_files() {
+fn pack_recovery_skips_foreign_packs_and_marks_partial_files() {
     let bench = BackendBench::new();
     let store = bench.open_as(0, PACKED);
     let large = noise(1, 40 << 20);

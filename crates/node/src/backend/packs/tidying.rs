@@ -1,5 +1,5 @@
-//! Clean-up of packs. The module forgets the manifests of removed objects, removes packs without used content, and rewrites the used content
-//! of packs that are mostly unused. It changes the database and the external store.
+//! Clean-up of packs. The module deletes the manifests of removed objects, removes packs without used content, and rewrites the used
+//! content of packs that are mostly unused. The module changes the database and the external store.
 
 use super::super::{Backend, BackendFailure, BackendFile, Far as _};
 use super::Packing;
@@ -9,10 +9,10 @@ use super::rows::{self, PackId};
 use crate::store::StoreError;
 use tidemill_core::id::ObjectId;
 
-/// Time in seconds for which an unused pack is kept: a file whose upload is retried may need it.
+/// Time in seconds for which an unused pack is kept, because a file whose upload is retried may need the pack.
 const UNUSED_S: i64 = 3600;
 
-/// Chunks of a pack per read.
+/// Number of chunks of a pack per read.
 const CHUNKS_AT_ONCE: usize = 16;
 
 impl Backend {
@@ -28,7 +28,7 @@ impl Backend {
         Ok(())
     }
 
-    /// Does a limited amount of clean-up. Returns whether more may remain; `None` if the clean-up failed.
+    /// Does a limited amount of clean-up. Returns whether more clean-up may remain; `None` if the clean-up failed.
     pub(in super::super) fn tidy(&self) -> Option<bool> {
         let tidied = self.tidy_some();
         let mut logged = self.packs.logged.lock();
@@ -71,7 +71,7 @@ impl Backend {
         Ok(rewritten? || removed || !deleted.is_empty())
     }
 
-    /// Rewrites the used content of some packs into new packs. Returns whether there was any.
+    /// Rewrites the used content of some packs into new packs. Returns whether a pack was rewritten.
     fn rewrite(&self) -> Result<bool, StoreError> {
         let stuck = self.packs.stuck.lock().clone();
         let sparse = self.db.read(|db| rows::sparse(db, &stuck));
@@ -169,7 +169,7 @@ impl Backend {
         forgotten.map_err(|error| self.failed(&error))
     }
 
-    /// Removes a pack if it is unchanged. A pack whose write was interrupted is identified by its name, which is unique.
+    /// Removes a pack from the external store if it is unchanged. A pack whose write was interrupted is identified by its unique name.
     fn remove_pack(&self, placed: &BackendFile) -> Result<(), BackendFailure> {
         let same = placed.tag.is_empty() || self.reach.wait(self.reach.is_same(placed))?;
         match same {
@@ -178,7 +178,7 @@ impl Backend {
         }
     }
 
-    /// Updates the total bytes of packs.
+    /// Updates the total bytes of packs in memory.
     pub(in super::super) fn count_packs(&self) {
         if let Ok(bytes) = self.db.read(rows::bytes) {
             self.known.lock().pack_bytes = bytes;

@@ -1,4 +1,4 @@
-//! Fake server of a cluster. It accepts a node's connection, sends labels, breaks the connection, and examines the node's messages.
+//! Fake server of a cluster. The server accepts a node's connection, sends labels, breaks the connection, and examines messages.
 
 #![allow(
     dead_code,
@@ -32,7 +32,7 @@ use tonic::{Request, Response, Status, Streaming};
 pub const CLUSTER: u64 = 0xa44a;
 pub const KEY: [u8; 32] = [7; 32];
 
-/// Time limit of all waits. A test that reaches it has failed.
+/// Time limit of all waits; a test that reaches the limit has failed.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 pub async fn soon<T>(what: impl Future<Output = T>) -> T {
@@ -47,7 +47,7 @@ pub struct FakeServer {
     incoming: mpsc::UnboundedReceiver<Connection>,
 }
 
-/// Connection of a node. Dropping it breaks the connection.
+/// Connection of a node to the fake server. Dropping it breaks the connection.
 pub struct Connection {
     pub hello: v1::Hello,
     to: mpsc::UnboundedSender<Result<v1::ToNode, Status>>,
@@ -130,12 +130,12 @@ impl FakeServer {
         }
     }
 
-    /// Returns the next connection of any node, before the welcome.
+    /// Returns the next connection of any node, before the welcome message.
     pub async fn connection(&mut self) -> Connection {
         soon(self.incoming.recv()).await.unwrap()
     }
 
-    /// Returns the next connection of any node, after the welcome.
+    /// Returns the next connection of any node, after the welcome message.
     pub async fn welcomed(&mut self) -> Connection {
         let connection = self.connection().await;
         connection.welcome(self.cluster);
@@ -143,7 +143,7 @@ impl FakeServer {
     }
 }
 
-/// Ids of labels for removals, larger than the ids in tests.
+/// Next id of a label that removes objects, larger than the ids that tests use.
 static NEXT_REMOVAL: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1_000_000);
 
 impl Connection {
@@ -160,7 +160,7 @@ impl Connection {
         self.welcome_at(cluster_id, now_ns);
     }
 
-    /// Sends the welcome of a server whose clock shows that time.
+    /// Sends the welcome message of a server whose clock shows the time `time_ns`.
     pub fn welcome_at(&self, cluster_id: u64, time_ns: i64) {
         self.send(to_node::Message::Welcome(v1::Welcome {
             cluster_id,
@@ -176,7 +176,7 @@ impl Connection {
         }));
     }
 
-    /// Removes objects with a label of its own.
+    /// Removes objects with a separate label. Returns the label's outcome.
     pub async fn remove(&mut self, objects: &[u64]) -> v1::LabelOutcome {
         let id = NEXT_REMOVAL.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         self.labels(&[remove_label(id, objects)]);
@@ -204,7 +204,7 @@ impl Connection {
         message.expect("the node is connected").message.unwrap()
     }
 
-    /// Returns the first result of `wanted` for the messages so far and the following ones.
+    /// Returns the first result of `wanted` for the node's messages, from the first message on.
     pub async fn find<T>(&mut self, wanted: impl Fn(&from_node::Message) -> Option<T>) -> T {
         let kept = self
             .kept
@@ -225,7 +225,7 @@ impl Connection {
         .await
     }
 
-    /// Waits for the outcome of a label.
+    /// Waits for the outcome of a label and returns it.
     pub async fn finished(&mut self, label: u64) -> v1::LabelOutcome {
         self.find(|message| match message {
             from_node::Message::Finished(finished) if finished.label == label => {
@@ -247,7 +247,7 @@ impl Connection {
         .await;
     }
 
-    /// Waits for a status that fulfils the condition.
+    /// Waits for a status that fulfils the condition `wanted` and returns it.
     pub async fn status(&mut self, wanted: impl Fn(&v1::Node) -> bool) -> v1::Node {
         self.find(|message| match message {
             from_node::Message::Status(status) if wanted(status) => Some(status.clone()),
@@ -288,7 +288,7 @@ pub fn config(id: u32, directory: &Path, server: &FakeServer) -> NodeConfig {
     config
 }
 
-/// Returns the user that the tasks of these tests run as: one without privileges, if possible.
+/// Returns the user id that the tasks of these tests run as: a user without privileges, if possible.
 pub fn user() -> u32 {
     let uid = rustix::process::geteuid().as_raw();
     if uid == 0 { 1000 } else { uid }
@@ -477,7 +477,7 @@ pub fn copy_label(id: u64, from: u64, node: u32, to: u64) -> v1::Label {
     }
 }
 
-/// Returns the failure of an outcome.
+/// Returns the failure in an outcome.
 pub fn failure(outcome: &v1::LabelOutcome) -> &v1::FailureReport {
     outcome
         .failure
@@ -485,7 +485,7 @@ pub fn failure(outcome: &v1::LabelOutcome) -> &v1::FailureReport {
         .unwrap_or_else(|| panic!("the label should have failed: {outcome:?}"))
 }
 
-/// Returns the sealed objects of a successful outcome, with their sizes.
+/// Returns the sealed objects in a successful outcome, with their sizes.
 pub fn sealed(outcome: &v1::LabelOutcome) -> Vec<(u64, u64)> {
     assert!(outcome.failure.is_none(), "{:?}", outcome.failure);
     outcome.sealed.iter().map(|s| (s.object, s.size)).collect()
@@ -495,7 +495,7 @@ pub fn ids(ids: &[u64]) -> Vec<LabelId> {
     ids.iter().copied().map(LabelId).collect()
 }
 
-/// Starts a node whose object 1 has these bytes. Returns it with the server's end of its connection.
+/// Starts a node whose object 1 has the bytes `input`. Returns the node with the server's end of its connection.
 pub async fn node_with(input: &[u8]) -> (tempfile::TempDir, FakeServer, RunningNode, Connection) {
     let directory = directory();
     let mut server = FakeServer::start().await;

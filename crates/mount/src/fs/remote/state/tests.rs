@@ -1,4 +1,4 @@
-//! All interleavings of programs and network, compared with plain bytes.
+//! Tests of all interleavings of programs and network; the results are compared with plain bytes.
 
 use super::{RequestedBytes, SentWrite, TransferState};
 use bytes::Bytes;
@@ -13,15 +13,14 @@ enum TransferOp {
     Ahead(Range<usize>),
 }
 
-/// A read under way.
 #[derive(Debug)]
 struct Read {
     range: Range<usize>,
-    /// Mark of the writes sent when the read began.
+    /// Mark of the writes that were sent when the read began.
     mark: u64,
-    /// Length of the file when the read began.
+    /// Length of the file in bytes when the read began.
     size: usize,
-    /// Values of each byte when the read began, or written since.
+    /// Values that the read may return for each byte: the values when the read began, and values written since.
     allowed: Vec<Vec<u8>>,
     piece: Option<Arc<RequestedBytes>>,
     out: Vec<u8>,
@@ -34,14 +33,14 @@ struct Program {
     read: Option<Read>,
 }
 
-/// A possible next event.
+/// A possible next event of a test.
 #[derive(Clone, Copy, Debug)]
 enum TransferStep {
     Program(usize),
-    /// The node writes, and answers.
+    /// The node executes a write, and answers.
     Apply(usize),
     Arrive(usize),
-    /// The node reads, and its answer arrives.
+    /// The node executes a read, and its answer arrives.
     Fetch(usize),
     Answer(usize),
 }
@@ -163,7 +162,7 @@ impl TransferWorld {
         }
     }
 
-    /// Runs the next part of a read that happens under one lock.
+    /// Runs the next part of a read that executes under one lock.
     fn read(&mut self, at: usize, range: &Range<usize>) {
         let read = self.programs[at].read.take();
         let mut read = read.unwrap_or_else(|| {
@@ -205,7 +204,7 @@ impl TransferWorld {
     }
 }
 
-/// Runs all events in every order. Returns the number of orders.
+/// Runs all events in every possible order. Returns the number of orders.
 fn all_orders(size: usize, programs: &[Vec<TransferOp>]) -> usize {
     let mut choices: Vec<(usize, usize)> = Vec::new();
     for orders in 1.. {
@@ -231,7 +230,7 @@ fn all_orders(size: usize, programs: &[Vec<TransferOp>]) -> usize {
 }
 
 #[test]
-fn read_sees_every_earlier_write_in_every_order() {
+fn remote_read_sees_every_earlier_write_in_every_order() {
     let write = |range, value| TransferOp::Write(range, value);
     let programs: [&[Vec<TransferOp>]; 5] = [
         &[
@@ -259,7 +258,7 @@ fn read_sees_every_earlier_write_in_every_order() {
 }
 
 #[test]
-fn read_sees_every_earlier_write_in_long_random_orders() {
+fn remote_read_sees_every_earlier_write_in_long_random_orders() {
     const SIZE: usize = 2 << 20;
     for seed in 1..=12_u64 {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);

@@ -148,7 +148,7 @@ fn attached_directory_lists_store_and_jobs_name_it_by_remote() {
     ]);
     let reported = &reported["attached"];
     assert_eq!(
-        (&reported["files"], &reported["passed_by"]),
+        (&reported["files"], &reported["skipped"]),
         (&2.into(), &2.into()),
         "{reported}"
     );
@@ -245,7 +245,7 @@ fn conflicting_writes_keep_both_sides() {
     cluster.sh("mkdir -p cloud/file; echo b > cloud/directory");
     cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
     let passed = cloud.refresh();
-    assert_eq!(passed["passed_by"], 2, "{passed}");
+    assert_eq!(passed["skipped"], 2, "{passed}");
     assert_eq!(cluster.sh("cat cloud/both cloud/directory"), "first\nb\n");
     // The store gets another object before the file that was written here is stored there.
     cloud.store.state().key = Some("nobody".into());
@@ -261,7 +261,7 @@ fn conflicting_writes_keep_both_sides() {
     };
     wait("files that were written here are stored there, too", theirs);
     let both = cloud.refresh();
-    assert_eq!(both["passed_by"], 3, "{both}");
+    assert_eq!(both["skipped"], 3, "{both}");
     let listed = cluster.run(&["remote", "list"]).out;
     assert!(
         listed.contains("3 objects of the store can be no file"),
@@ -272,7 +272,7 @@ fn conflicting_writes_keep_both_sides() {
     assert_eq!(cluster.sh("ls cloud"), "both\ndirectory\nfile\n");
     // The user resolves the conflict by renaming or deleting one of both.
     cluster.sh("mv cloud/both kept; rm cloud/directory; rmdir cloud/file");
-    assert_eq!(cloud.refresh()["passed_by"], 0);
+    assert_eq!(cloud.refresh()["skipped"], 0);
     assert_eq!(
         cluster.sh("cat kept cloud/both cloud/directory/a cloud/file"),
         "ours\ntheirs\na\nfile\n"
@@ -425,7 +425,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
         "remote", "attach", "pfs", "/cloud", "--every", "1s", "--owner", "65534", "--mode", "600",
     ];
     let reported = cluster.json(&attach);
-    assert_eq!(reported["attached"]["passed_by"], 2, "{reported}");
+    assert_eq!(reported["attached"]["skipped"], 2, "{reported}");
     assert_eq!(
         cluster.sh("ls theirs; cat cloud/one; ls cloud"),
         "one\nd\ne\none\n"
@@ -516,7 +516,7 @@ fn read_only_store_stays_unchanged() {
     let read = cluster.sh("cat cloud/data/a cloud/new cloud/u");
     assert_eq!(read, "theirs\nmore\nnew\nover\n");
     cloud.put("a", "newer\n");
-    assert_eq!(cloud.refresh()["passed_by"], 1);
+    assert_eq!(cloud.refresh()["skipped"], 1);
     assert_eq!(cluster.sh("cat cloud/data/a"), "theirs\nmore\n");
     cluster.json(&["remote", "detach", "cloud"]);
 }
@@ -547,7 +547,7 @@ fn put_of_killed_node_belongs_to_the_cluster() {
     wait("it is known as the cluster's", || {
         cloud.cluster.json(&["status"])["nodes"][2]["backend"]["waiting"] == 0
     });
-    assert_eq!(cloud.refresh()["passed_by"], 0);
+    assert_eq!(cloud.refresh()["skipped"], 0);
     assert_eq!(version(&cloud.cluster, "/cloud/b"), 1);
     assert_eq!(
         cloud.cluster.sh("cat cloud/a cloud/b; ls cloud"),

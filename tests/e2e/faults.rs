@@ -425,10 +425,14 @@ fn lost_server_database_is_rebuilt_from_nodes() {
     let printed = cluster.rebuild();
     assert_eq!(printed["nodes"], 2);
     assert_eq!(printed["tasks"], 2);
-    assert_eq!(printed["unnoted"], serde_json::json!([]), "{printed}");
+    assert_eq!(
+        printed["metadata_at_seal"],
+        serde_json::json!([]),
+        "{printed}"
+    );
     assert_eq!(printed["missing"], serde_json::json!([]), "{printed}");
     // An object that was deleted or replaced just before may still be on its node.
-    for apart in printed["apart"].as_array().unwrap() {
+    for apart in printed["lost_and_found"].as_array().unwrap() {
         let was = apart["was"].as_str().unwrap();
         assert!(["", "/w/gone", "/w/twice"].contains(&was), "{apart}");
     }

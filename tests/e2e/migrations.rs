@@ -58,12 +58,12 @@ fn node_is_drained_and_removed_under_load() {
         std::io::Write::write_all(&mut written, b"half ").unwrap();
         let began = cluster.run(&["node", "drain", "0"]);
         assert!(
-            began.ok && began.out.contains("node 0 is being emptied"),
+            began.ok && began.out.contains("node 0 is being drained"),
             "{}{}",
             began.out,
             began.err
         );
-        assert!(cluster.run(&["status"]).out.contains("up, emptied"));
+        assert!(cluster.run(&["status"]).out.contains("up, draining"));
         // The directory names the node; the file is created anyway, on another node.
         cluster.sh("echo new > d/new");
         assert_eq!(node_of(&cluster, "/d/new"), 1);
@@ -156,7 +156,7 @@ fn move_and_rebalance_survive_server_kills() {
     assert_eq!(node_of(&cluster, "/d/f99"), 1);
     let again = cluster.json(&["migrate", "/d", "--node", "1"]);
     assert_eq!(
-        (again["files"].as_u64(), again["there"].as_u64()),
+        (again["files"].as_u64(), again["already_placed"].as_u64()),
         (Some(0), Some(100))
     );
     for (bad, why) in [
@@ -238,7 +238,7 @@ fn striped_files_move_to_named_nodes_by_part() {
         is_whole();
         let again = move_to(&[named[1], named[0]]);
         let reported: serde_json::Value = serde_json::from_str(&again.out).unwrap();
-        assert!(again.ok && reported["there"] == 1, "{}", again.out);
+        assert!(again.ok && reported["already_placed"] == 1, "{}", again.out);
     }
     assert!(move_to(&others[..1]).ok);
     wait("all is on one node", || {

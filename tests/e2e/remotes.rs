@@ -12,7 +12,7 @@ const SECRET: &str = "hush-hush-hush";
 /// Returns some counts from the output of an import, export or sync.
 fn counts(cluster: &Cluster, args: &[&str]) -> [u64; 4] {
     let reported = cluster.json(args);
-    ["files", "same", "deleted", "passed_by"].map(|what| reported[what].as_u64().unwrap())
+    ["files", "same", "deleted", "skipped"].map(|what| reported[what].as_u64().unwrap())
 }
 
 fn add(cluster: &Cluster, name: &str, directory: &Path) {

@@ -220,7 +220,7 @@ fn rebuilt_cluster_has_its_striped_files() {
     cluster.wait_for_notes();
     let printed = cluster.rebuild();
     assert_eq!(
-        (&printed["missing"], &printed["unnoted"]),
+        (&printed["missing"], &printed["metadata_at_seal"]),
         (&Value::from([0; 0]), &Value::from([0; 0])),
         "{printed}"
     );

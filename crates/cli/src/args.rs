@@ -2,6 +2,8 @@
 
 use crate::command;
 use crate::config::TlsMode;
+use crate::output::{registry, table};
+use clap::error::ErrorKind;
 use clap::parser::ValueSource;
 use clap::{ArgMatches, Args, CommandFactory, Parser, Subcommand};
 use std::fmt::Write as _;
@@ -100,6 +102,9 @@ pub(crate) struct Global {
     /// Print JSON: sizes in bytes, times in nanoseconds (points in time since 1970)
     #[arg(long, global = true)]
     pub(crate) json: bool,
+    /// Columns of tables, by their headers in lower case, in this order [default: all columns]
+    #[arg(long, global = true, value_name = "A,B…", value_delimiter = ',')]
+    pub(crate) columns: Vec<String>,
     /// Print results only: no progress, no notes
     #[arg(long, short, global = true)]
     pub(crate) quiet: bool,
@@ -109,6 +114,9 @@ pub(crate) struct Global {
     /// Names of the global flags on the command line. Values from the environment are not among them.
     #[arg(skip)]
     pub(crate) given: Vec<&'static str>,
+    /// Command, such as `job list`.
+    #[arg(skip)]
+    pub(crate) command: String,
 }
 
 #[derive(Debug, Subcommand)]
@@ -153,6 +161,35 @@ pub(crate) enum Command {
     Plan(command::plan::Args),
     Completions(command::completions::Args),
     Man(command::man::Args),
+}
+
+/// Returns the command, such as `job list`.
+pub(crate) fn command(matches: &ArgMatches) -> String {
+    let (mut words, mut level) = (Vec::new(), matches);
+    while let Some((name, below)) = level.subcommand() {
+        words.push(name);
+        level = below;
+    }
+    words.join(" ")
+}
+
+/// Checks the columns against the tables of the command, before the command does anything.
+///
+/// # Errors
+/// If no table of the command has one of the columns, or `--json` is given, too.
+pub(crate) fn check_columns(global: &Global) -> Result<(), clap::Error> {
+    let fault = |kind, text: &str| Err(command_line().error(kind, text));
+    if global.columns.is_empty() {
+        return Ok(());
+    }
+    if global.json {
+        let text = "the argument '--columns <A,B…>' cannot be used with '--json'";
+        return fault(ErrorKind::ArgumentConflict, text);
+    }
+    match table::check(&global.columns, &registry::titles(&global.command)) {
+        Ok(()) => Ok(()),
+        Err(error) => fault(ErrorKind::ValueValidation, &error.to_string()),
+    }
 }
 
 /// Returns the names of the global flags that the command line gives; values from the environment do not count.

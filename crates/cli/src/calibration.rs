@@ -2,6 +2,7 @@
 //! `tidemill plan offload` reads it. Field by field in `docs/formats.md`.
 
 use crate::output::atomic_file;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -10,7 +11,7 @@ use std::{fs, io};
 pub(crate) const VERSION: u32 = 1;
 
 /// Measurements of one machine and of nodes.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Calibration {
     version: u32,
@@ -29,7 +30,7 @@ pub(crate) struct Calibration {
 }
 
 /// A kernel on one machine.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelSpeed {
     /// Name, as in a job file.
@@ -67,7 +68,7 @@ impl KernelSpeed {
 }
 
 /// A node as seen from the machine that measured.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NodeSpeed {
     /// Id of its cluster, in hexadecimal.

@@ -2,7 +2,7 @@
 
 use crate::args::Global;
 use crate::config::{ConfigFile, TlsMode};
-use crate::output::{self, Output};
+use crate::output::Output;
 use anyhow::Context as _;
 use std::ffi::OsString;
 use std::io::IsTerminal;
@@ -20,7 +20,7 @@ pub(crate) struct CommandContext {
     /// The configuration file.
     pub(crate) config: ConfigFile,
     /// Printer of results.
-    pub(crate) output: Box<dyn Output>,
+    pub(crate) output: Output,
     /// Directory of the cluster of `up`.
     pub(crate) cluster: ClusterDir,
 }
@@ -136,7 +136,11 @@ impl CommandContext {
         let dir = dir.map_or_else(default_dir, Ok)?;
         let dir = std::path::absolute(&dir).with_context(|| dir.display().to_string())?;
         Ok(Self {
-            output: output::choose(global.json),
+            output: Output {
+                json: global.json,
+                columns: global.columns.clone(),
+                command: global.command.clone(),
+            },
             cluster: ClusterDir(dir),
             global: global.clone(),
             config,

@@ -6,7 +6,7 @@ use tidemill_wire::condition::{DEGRADED, UNAVAILABLE};
 /// Exit code if the command ran, but its job or check failed.
 pub(crate) const FAILED: u8 = 1;
 /// Exit code of a command line that can't be parsed.
-const USAGE: u8 = 2;
+pub(crate) const USAGE: u8 = 2;
 /// Exit code if the cluster can't be reached.
 pub(crate) const UNREACHABLE: u8 = 5;
 /// Exit code if the node was removed from the cluster: a restart has no use.

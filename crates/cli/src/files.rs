@@ -2,6 +2,7 @@
 
 use crate::context::credentials;
 use serde::{Serialize, Serializer};
+use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
@@ -75,6 +76,23 @@ impl fmt::Display for ClusterPath {
 impl fmt::Debug for ClusterPath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}", display::escaped(&self.0))
+    }
+}
+
+impl From<Vec<u8>> for ClusterPath {
+    fn from(path: Vec<u8>) -> Self {
+        Self(path)
+    }
+}
+
+impl schemars::JsonSchema for ClusterPath {
+    fn schema_name() -> Cow<'static, str> {
+        "Path".into()
+    }
+
+    fn json_schema(_: &mut schemars::SchemaGenerator) -> schemars::Schema {
+        let text = "Name or path in the cluster; bytes that are not UTF-8 are written as `\\x` and two hexadecimal digits.";
+        schemars::json_schema!({ "type": "string", "description": text })
     }
 }
 

@@ -1,7 +1,8 @@
 //! Numbers for people: sizes, spans, points in time. Programs parse only the forms that people write: sizes, lengths of
 //! time, and settings.
 
-use serde::Deserialize;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 pub(crate) use tidemill_core::display::bytes;
 use tidemill_core::display::civil;
@@ -192,6 +193,13 @@ pub(crate) fn time(nanos: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
+/// Returns the present time.
+pub(crate) fn now() -> Time {
+    let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+    let nanos = since.map_or(0, |since| since.as_nanos());
+    Time(i64::try_from(nanos).unwrap_or(i64::MAX))
+}
+
 /// Formats type and mode as `ls -l` does, such as `-rwxr-x---`.
 pub(crate) fn mode(kind: char, mode: u32) -> String {
     let mut text = String::from(kind);
@@ -215,6 +223,42 @@ pub(crate) fn count(number: impl Into<u64>, noun: &str) -> String {
         1 => format!("1 {noun}"),
         number => format!("{number} {noun}s"),
     }
+}
+
+/// Declares a number with a unit: a plain number for programs, a short text for people.
+macro_rules! quantity {
+    ($(#[$meta:meta])* $name:ident($number:ty) as $text:path) => {
+        $(#[$meta])*
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+        pub(crate) struct $name(pub(crate) $number);
+
+        impl From<$number> for $name {
+            fn from(number: $number) -> Self {
+                Self(number)
+            }
+        }
+
+        impl std::fmt::Display for $name {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                f.pad(&$text(self.0))
+            }
+        }
+    };
+}
+
+quantity! {
+    /// Number of bytes.
+    Bytes(u64) as bytes
+}
+
+quantity! {
+    /// Length of time in nanoseconds.
+    Span(u64) as span
+}
+
+quantity! {
+    /// Point in time: nanoseconds since 1970-01-01 00:00 UTC. 0 stands for a time that has not come or is not known.
+    Time(i64) as time
 }
 
 #[cfg(test)]

@@ -22,7 +22,9 @@ use clap::FromArgMatches;
 use config::ConfigFile;
 use context::CommandContext;
 pub(crate) use exit::FAILED;
-use exit::{GONE, UNREACHABLE};
+use exit::{GONE, UNREACHABLE, USAGE};
+use output::messages::Failure;
+use output::{Message, Output, UnknownColumn};
 use std::path::Path;
 use std::process::ExitCode;
 use tidemill_wire::condition;
@@ -61,6 +63,8 @@ fn main() -> ExitCode {
 fn parsed(matches: &clap::ArgMatches) -> Result<Cli, clap::Error> {
     let mut cli = Cli::from_arg_matches(matches)?;
     cli.global.given = args::given(matches);
+    cli.global.command = args::command(matches);
+    args::check_columns(&cli.global)?;
     Ok(cli)
 }
 
@@ -75,6 +79,7 @@ fn state(error: &anyhow::Error) -> (Option<&'static str>, u8) {
     match name {
         Some(REMOVED) => (name, GONE),
         Some(OFFLINE) => (name, UNREACHABLE),
+        None if error.is::<UnknownColumn>() => (name, USAGE),
         _ => (name, FAILED),
     }
 }
@@ -179,14 +184,14 @@ fn misused(error: &clap::Error) -> ExitCode {
 }
 
 /// Prints the failure as JSON: with `--json`, standard output is JSON after errors, too.
-fn tell_failure(error: &str, state: Option<&str>) {
-    let mut printed = serde_json::json!({ "error": error });
-    if let Some(state) = state {
-        printed["state"] = state.into();
-    }
-    let printed = output::Printed::new("", printed);
+fn tell_failure(error: &str, state: Option<&'static str>) {
+    let (json, error) = (true, error.to_owned());
+    let output = Output {
+        json,
+        ..Output::default()
+    };
     // A closed standard output needs no action.
-    let _ = output::choose(true).step(&printed);
+    let _ = output.step(&Message(String::new(), Failure { error, state }));
 }
 
 fn start(cli: Cli) -> anyhow::Result<ExitCode> {

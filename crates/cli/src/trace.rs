@@ -23,8 +23,7 @@ pub(crate) async fn fetch(server: &Server, job: u64) -> anyhow::Result<Trace> {
         credentials: Some(credentials()),
         job,
     };
-    let reply = server.jobs().trace(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.jobs().trace(request).await)?;
     trace(reply).with_context(|| format!("job {job} has no trace"))
 }
 

@@ -188,3 +188,32 @@ fn down_ignores_process_that_only_has_the_pid() {
     other.kill().unwrap();
     other.wait().unwrap();
 }
+
+#[test]
+fn columns_are_checked_before_the_command_runs() {
+    let home = tempfile::tempdir().unwrap();
+    for (arguments, expected) in [
+        (
+            &["job", "list", "--columns", "job,age"][..],
+            "no such column: age; the columns are job,name,state",
+        ),
+        (
+            &["--columns", "path", "rm", "/a"],
+            "the output has no table",
+        ),
+        (
+            &["--json", "node", "list", "--columns", "node"],
+            "cannot be used with '--json'",
+        ),
+    ] {
+        let output = run(home.path(), arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    let output = run(
+        home.path(),
+        &["config", "show", "--all", "--columns", "origin,key"],
+    );
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(text.contains("\nORIGIN   KEY\n"), "{text}");
+}

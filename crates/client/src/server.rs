@@ -271,6 +271,15 @@ impl Server {
         Ok((Inode(reply.first_inode), ObjectId(reply.first_object)))
     }
 
+    /// Returns the message of a reply.
+    ///
+    /// # Errors
+    /// The error of the request; for a lost connection it names the server.
+    pub fn answer<T>(&self, reply: Result<tonic::Response<T>, tonic::Status>) -> Result<T, Error> {
+        let reply = reply.map_err(|status| self.explain(status))?;
+        Ok(reply.into_inner())
+    }
+
     /// Converts a gRPC status to an error; the error of a lost connection names the server.
     #[must_use]
     pub fn explain(&self, status: tonic::Status) -> Error {

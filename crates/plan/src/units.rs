@@ -196,6 +196,20 @@ macro_rules! amount {
                 serializer.serialize_f64(self.0)
             }
         }
+
+        impl schemars::JsonSchema for $type {
+            fn inline_schema() -> bool {
+                true
+            }
+
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                stringify!($type).into()
+            }
+
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                f64::json_schema(generator)
+            }
+        }
     };
 }
 
@@ -369,7 +383,7 @@ display!(
 
 /// Currency in the spelling of its text: a sign (`$`, `€`) or a code of three capitals (`EUR`). Currencies with different spellings are
 /// different, because several countries use `$`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, schemars::JsonSchema)]
 #[serde(transparent)]
 pub struct Currency(String);
 

@@ -4,16 +4,16 @@ mod bench;
 
 use crate::context::{CommandContext, credentials};
 use crate::format::{self, ByteSize, TimeLength};
-use crate::output::Printed;
-use crate::output::workspace::{ChannelsView, channel_json};
+use crate::output::Message;
+use crate::output::messages::{DeletedConsumer, ReceivedMessage, SentMessages};
+use crate::output::workspace::{self, Channels, ListedChannel};
 use anyhow::{Context as _, bail};
 use bytes::Bytes;
-use serde_json::json;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use tidemill_client::channel::{Channel, Message};
+use tidemill_client::channel::{self, Channel};
 use tidemill_client::{Error, Server};
 use tidemill_core::channel::{BATCH_BYTES_MAX, BATCH_MESSAGES_MAX, MESSAGE_BYTES_MAX, is_name};
 use tidemill_wire::route::{self, ChannelReading};
@@ -158,7 +158,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let text = format!("channel {channel} is created, {kept} of node {}", made.node);
             context
                 .output
-                .show(&Printed::new(text, channel_json(&made)))?;
+                .show(&Message(text, workspace::Channel::from(&made)))?;
         }
         ChannelCommand::List { workspace } => list(&workspace, context, &server).await?,
         ChannelCommand::Send(args) => send(args, context, &server).await?,
@@ -173,9 +173,12 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let mut used = Channel::new(&server, credentials(), &workspace, &channel);
             used.forget(&consumer).await?;
             let text = format!("consumer {consumer} of channel {channel} is deleted");
-            let printed =
-                json!({ "workspace": workspace, "channel": channel, "consumer": consumer });
-            context.output.show(&Printed::new(text, printed))?;
+            let deleted = DeletedConsumer {
+                workspace,
+                channel,
+                consumer,
+            };
+            context.output.show(&Message(text, deleted))?;
         }
         ChannelCommand::Delete { workspace, channel } => {
             let request = v1::ChannelRequest {
@@ -183,14 +186,11 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 workspace,
                 channel,
             };
-            let deleted = server.workspaces().remove_channel(request).await;
-            let deleted = deleted
-                .map_err(|status| server.explain(status))?
-                .into_inner();
+            let deleted = server.answer(server.workspaces().remove_channel(request).await)?;
             let text = format!("channel {} is deleted", deleted.channel);
             context
                 .output
-                .show(&Printed::new(text, channel_json(&deleted)))?;
+                .show(&Message(text, workspace::Channel::from(&deleted)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -210,19 +210,22 @@ async fn list(workspace: &str, context: &CommandContext, server: &Server) -> any
         credentials: Some(credentials()),
         name: workspace.to_owned(),
     };
-    let listed = server.workspaces().channels(request).await;
-    let listed = listed.map_err(|status| server.explain(status))?;
+    let listed = server.answer(server.workspaces().channels(request).await)?;
     let mut all = Vec::new();
-    for channel in listed.into_inner().channels {
+    for channel in listed.channels {
         let mut used = Channel::new(server, credentials(), workspace, &channel.channel);
         let state = match channel.lost {
             true => None,
             // An offline node cannot report the state of its channels.
             false => used.state().await.ok(),
         };
-        all.push((channel, state));
+        let state = state.as_ref().map(Into::into);
+        all.push(ListedChannel {
+            channel: (&channel).into(),
+            state,
+        });
     }
-    context.output.show(&ChannelsView(all))?;
+    context.output.show(&Channels(all))?;
     Ok(())
 }
 
@@ -268,13 +271,14 @@ async fn send(args: Send, context: &CommandContext, server: &Server) -> anyhow::
         Some((first, last)) => format!("messages {first} to {last}, if nobody else sent between"),
     };
     let (first, last) = sender.sent.unzip();
-    let printed = json!({
-        "workspace": args.workspace,
-        "channel": args.channel,
-        "first": first,
-        "last": last,
-    });
-    context.output.show(&Printed::new(text, printed))?;
+    let (workspace, channel) = (args.workspace, args.channel);
+    let sent = SentMessages {
+        workspace,
+        channel,
+        first,
+        last,
+    };
+    context.output.show(&Message(text, sent))?;
     Ok(())
 }
 
@@ -349,7 +353,7 @@ async fn receive(args: &Receive, context: &CommandContext, server: &Server) -> a
         }
         let many = usize::try_from(left).unwrap_or(usize::MAX);
         let taken = &received[..received.len().min(many)];
-        write(taken, args.lines, context.global.json)?;
+        write(taken, args.lines, context)?;
         left -= taken.len() as u64;
         let next = taken.last().map_or(0, |message| message.number + 1);
         match &args.consumer {
@@ -371,7 +375,7 @@ async fn patient(
     channel: &mut Channel,
     reading: &ChannelReading,
     wait: Duration,
-) -> Result<Vec<Message>, Error> {
+) -> Result<Vec<channel::Message>, Error> {
     let until = Instant::now() + PATIENCE;
     loop {
         match channel.receive(reading, wait).await {
@@ -383,15 +387,23 @@ async fn patient(
     }
 }
 
-fn write(messages: &[Message], lines: bool, as_json: bool) -> anyhow::Result<()> {
+fn write(
+    messages: &[channel::Message],
+    lines: bool,
+    context: &CommandContext,
+) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     for message in messages {
-        if as_json {
-            let content = match std::str::from_utf8(&message.bytes) {
-                Ok(text) => json!({ "number": message.number, "text": text }),
-                Err(_) => json!({ "number": message.number, "hex": route::hex(&message.bytes) }),
-            };
-            writeln!(out, "{content}")?;
+        if context.output.json {
+            let text = String::from_utf8(message.bytes.to_vec()).ok();
+            context.output.step(&Message(
+                String::new(),
+                ReceivedMessage {
+                    number: message.number,
+                    hex: text.is_none().then(|| route::hex(&message.bytes)),
+                    text,
+                },
+            ))?;
         } else {
             out.write_all(&message.bytes)?;
             if lines {

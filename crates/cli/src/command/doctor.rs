@@ -5,7 +5,7 @@ mod host;
 mod kernels;
 
 use crate::context::CommandContext;
-use crate::output::doctor::{CheckState, DoctorView};
+use crate::output::doctor::{CheckState, Checks};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -28,9 +28,9 @@ pub(crate) async fn run(_args: Args, context: &CommandContext) -> anyhow::Result
     checks.push(host::clock().await);
     checks.extend(kernels::checks());
     checks.push(cluster::server(context).await);
-    let view = DoctorView(checks);
-    context.output.show(&view)?;
-    Ok(match view.worst() {
+    let checks = Checks::from(checks);
+    context.output.show(&checks)?;
+    Ok(match checks.state {
         CheckState::Problem => ExitCode::from(crate::FAILED),
         CheckState::Ok | CheckState::Warning => ExitCode::SUCCESS,
     })

@@ -1,10 +1,10 @@
 //! `tidemill down`: stops what `tidemill up` started.
 
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::Message;
+use crate::output::messages::StoppedCluster;
 use crate::process;
 use rustix::process::Signal;
-use serde_json::json;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -66,10 +66,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         [] => format!("nothing was running in {dir}"),
         names => format!("stopped {}", names.join(", ")),
     };
-    context.output.show(&Printed::new(
-        text,
-        json!({ "dir": dir.to_string(), "stopped": stopped }),
-    ))?;
+    let dir = dir.to_string();
+    context
+        .output
+        .show(&Message(text, StoppedCluster { dir, stopped }))?;
     Ok(ExitCode::SUCCESS)
 }
 

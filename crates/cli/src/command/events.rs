@@ -1,8 +1,8 @@
 //! `tidemill events`: follows new versions of files, as they are closed or renamed.
 
 use crate::context::{CommandContext, credentials};
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::FileEvent;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_core::display;
@@ -78,16 +78,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
 }
 
 fn show(event: &v1::FileEvent, context: &CommandContext) -> anyhow::Result<()> {
-    let printed = json!({
-        "path": event.path,
-        "version": event.version,
-        "object": event.object,
-        "size": event.size,
-        "mtime": event.mtime,
-        "uid": event.uid,
-        "cursor": event.cursor,
-    });
-    let text = display::line(&event.path).to_string();
-    context.output.step(&Printed::new(text, printed))?;
+    let text = display::line(&event.path);
+    context
+        .output
+        .step(&Message(text, FileEvent::from(event)))?;
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::find::FoundView;
+use crate::output::find::Found;
 use anyhow::anyhow;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
@@ -54,7 +54,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         let reply = reply.map_err(Error::from)?.into_inner();
         for file in reply.files {
             let mount = mount.as_deref();
-            context.output.step(&FoundView { mount, file })?;
+            context.output.step(&Found::new(mount, &file))?;
         }
         if reply.after == 0 {
             if reply.unread > 0 {

@@ -7,7 +7,6 @@ use crate::format;
 use crate::output::files::kind;
 use crate::progress::Progress;
 use anyhow::Context as _;
-use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
@@ -92,7 +91,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         format::count(count, "file"),
         format::bytes(bytes)
     );
-    put::tell(context, text, json!({ "files": count, "bytes": bytes }))?;
+    put::tell(context, text, count, bytes)?;
     Ok(ExitCode::SUCCESS)
 }
 

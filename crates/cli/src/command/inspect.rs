@@ -2,7 +2,11 @@
 
 use crate::context::CommandContext;
 use crate::files;
-use crate::output::inspect::{InspectView, ShownVariable, VariableLocation};
+use crate::format::Bytes as Count;
+use crate::output::exact;
+use crate::output::inspect::{
+    Inspection, ShownVariable, VariableLocation, attributes, format_name,
+};
 use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -53,11 +57,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     } else {
         in_cluster(&args, context).await?
     };
-    context.output.show(&view)?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&view)
 }
 
-fn local(args: &Args) -> anyhow::Result<InspectView> {
+fn local(args: &Args) -> anyhow::Result<Inspection> {
     let path = PathBuf::from(&args.file);
     if path.is_dir() {
         let header = zarr::read(&path)?;
@@ -75,7 +78,7 @@ fn local(args: &Args) -> anyhow::Result<InspectView> {
     )
 }
 
-async fn in_cluster(args: &Args, context: &CommandContext) -> anyhow::Result<InspectView> {
+async fn in_cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Inspection> {
     let server = context.connect().await?;
     let transfer = context.transfer().await?;
     let path = files::path(&args.file)?;
@@ -101,7 +104,7 @@ fn of_file(
     args: &Args,
     bytes: &dyn Bytes,
     places: &mut dyn PartPlaces,
-) -> anyhow::Result<InspectView> {
+) -> anyhow::Result<Inspection> {
     let header = tidemill_format::read(bytes)?;
     if matches!(header.format, Format::Zarr(_)) {
         return look(
@@ -119,7 +122,7 @@ fn look(
     header: Header,
     store: VariableSource<'_>,
     places: &mut dyn PartPlaces,
-) -> anyhow::Result<InspectView> {
+) -> anyhow::Result<Inspection> {
     for name in &args.variables {
         header.find(name)?;
     }
@@ -127,7 +130,7 @@ fn look(
         let names = args.variables.iter().map(|name| name.trim_matches('/'));
         args.variables.is_empty() || names.into_iter().any(|name| name == variable.path)
     };
-    let (format, attributes) = (header.format, header.attributes);
+    let (format, of_file) = (format_name(header.format), attributes(&header.attributes));
     let mut shown = Vec::new();
     for variable in header.variables.into_iter().filter(named) {
         let all: Vec<IndexRange> = variable.shape().into_iter().map(IndexRange::all).collect();
@@ -137,18 +140,13 @@ fn look(
             Ok(found) => (found, None),
             Err(error) => (CountedBytes::default(), Some(error.to_string())),
         };
-        shown.push(ShownVariable {
-            variable,
-            places: found.places,
-            more: found.more,
-            why,
-        });
+        shown.push(ShownVariable::new(&variable, found.places, found.more, why));
     }
     let detailed = !args.variables.is_empty();
-    Ok(InspectView {
-        path: args.file.clone(),
+    Ok(Inspection {
+        path: exact(&args.file),
         format,
-        attributes,
+        attributes: of_file,
         variables: shown,
         detailed,
     })
@@ -176,10 +174,10 @@ fn count(found: Pieces<'_>, places: &mut dyn PartPlaces) -> tidemill_format::Res
                 let place = all.entry((part, node)).or_insert(VariableLocation {
                     part,
                     node,
-                    bytes: 0,
+                    bytes: Count(0),
                     chunks: 0,
                 });
-                place.bytes += bytes;
+                place.bytes.0 += bytes;
                 place.chunks += 1;
             }
         }

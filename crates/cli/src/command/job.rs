@@ -80,9 +80,8 @@ pub(crate) async fn list(
     server: &Server,
     request: v1::ListJobsRequest,
 ) -> anyhow::Result<Vec<v1::Job>> {
-    let reply = server.jobs().list(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?;
-    Ok(reply.into_inner().jobs)
+    let reply = server.answer(server.jobs().list(request).await)?;
+    Ok(reply.jobs)
 }
 
 /// Returns the named job, or else the caller's newest job.
@@ -116,8 +115,7 @@ pub(crate) fn request(job: u64) -> v1::GetJobRequest {
 /// # Errors
 /// If the job does not exist, or the caller may not see it.
 pub(crate) async fn get(server: &Server, job: u64) -> anyhow::Result<v1::Job> {
-    let reply = server.jobs().get(request(job)).await;
-    Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+    Ok(server.answer(server.jobs().get(request(job)).await)?)
 }
 
 /// Returns the tasks of a job with the given name or id; all tasks without a name.

@@ -8,19 +8,18 @@ mod new;
 mod store;
 
 use crate::context::CommandContext;
-use crate::format::{self, ByteSize, TimeLength};
-use crate::output::{Printed, table};
+use crate::format::{ByteSize, Bytes, Span, TimeLength};
+use crate::output::kernel::{Builtin, KernelOutput, KernelRun, Kernels};
+use crate::output::list as listed;
 use anyhow::{Context as _, bail};
 use clap::Subcommand;
-use serde_json::json;
-use std::fmt::Write;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_kernel::{
-    BuiltinKernel, CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput,
-    RunLimits, builtin_kernels, builtin_names, find_program, is_builtin,
+    CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput, RunLimits,
+    builtin_kernels, builtin_names, find_program, is_builtin,
 };
 
 /// Reason why no module is built or stored.
@@ -122,54 +121,13 @@ async fn list(args: &ListKernels, context: &CommandContext) -> anyhow::Result<Ex
         Err(_) if !args.all && context.global.server.is_none() => Vec::new(),
         own => own?,
     };
-    let kernels = builtin_kernels();
-    let names: Vec<_> = kernels.iter().map(|kernel| kernel.name).collect();
-    let mut text = if context.quiet() {
-        names.join("\n")
-    } else {
-        kernels.iter().map(|kernel| described(kernel)).collect()
-    };
-    if !own.is_empty() && !context.quiet() {
-        let _ = write!(text, "\nstored in the cluster:\n{}", store::described(&own));
-    }
-    let own: Vec<_> = own.iter().map(store::StoredKernel::json).collect();
-    let all: Vec<_> = kernels
-        .iter()
-        .map(|kernel| {
-            let args: Vec<_> = kernel
-                .args()
-                .map(|arg| {
-                    let (key, values) = (arg.key, arg.values);
-                    json!({ "key": key, "values": values, "default": arg.default, "help": arg.help })
-                })
-                .collect();
-            json!({
-                "name": kernel.name, "revision": kernel.revision, "help": kernel.help, "usage": kernel.usage(),
-                "args": args, "fold": kernel.is_fold(), "stream": kernel.is_stream(),
-            })
-        })
-        .collect();
-    context.output.show(&Printed::new(
-        text,
-        json!({ "builtin": names, "kernels": all, "own": own }),
-    ))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// Returns a kernel and its arguments, in lines.
-fn described(kernel: &BuiltinKernel) -> String {
-    let mut text = format!("{}: {}\n", kernel.name, kernel.help);
-    if kernel.args().next().is_none() {
-        let _ = writeln!(text, "    {}", kernel.usage());
-    }
-    for arg in kernel.args() {
-        let _ = write!(text, "    {}={}", arg.key, arg.values);
-        if !arg.default.is_empty() {
-            let _ = write!(text, " [{}]", arg.default);
-        }
-        let _ = writeln!(text, "  {}", arg.help);
-    }
-    text
+    let kernels: Vec<Builtin> = listed(builtin_kernels());
+    context.output.finish(&Kernels {
+        builtin: kernels.iter().map(|kernel| kernel.name).collect(),
+        kernels,
+        own,
+        quiet: context.quiet(),
+    })
 }
 
 /// Returns the code that a name on the command line stands for, as in a job file.
@@ -253,24 +211,23 @@ fn try_out(test: TestKernel, context: &CommandContext) -> anyhow::Result<ExitCod
     }
     let prepared = launcher.prepare(run)?;
     let exit = launcher.spawn(&prepared)?.wait()?;
-    let tried = TrialOutput {
-        name: &test.kernel,
-        input_bytes,
-        exit: &exit,
-        outputs: outputs(&prepared, &exit, &test.result, test.output_dir.as_deref())?,
+    let usage = &exit.usage;
+    let span = |time: Duration| Span(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    context.output.show(&KernelRun {
+        kernel: test.kernel,
+        success: exit.success(),
         message: exit.message(&prepared.run().limits),
-    };
-    context
-        .output
-        .show(&Printed::new(tried.text(context.quiet()), tried.json()))?;
+        wall_ns: span(usage.wall),
+        cpu_ns: span(usage.user_cpu + usage.system_cpu),
+        memory_bytes: Bytes(usage.rss_bytes_max),
+        input_bytes: Bytes(input_bytes),
+        written_bytes: Bytes(usage.written_bytes),
+        outputs: outputs(&prepared, &exit, &test.result, test.output_dir.as_deref())?,
+        stdout: exit.stdout.text(),
+        stderr: exit.stderr.text(),
+        quiet: context.quiet(),
+    })?;
     Ok(ExitCode::from(u8::from(!exit.success())))
-}
-
-/// Output: its name, its length and, if it is short and text, its content.
-struct KernelOutput {
-    name: String,
-    bytes: u64,
-    text: Option<String>,
 }
 
 fn outputs(
@@ -302,91 +259,9 @@ fn outputs(
         }
         written.push(KernelOutput {
             name: name.clone(),
-            bytes,
+            bytes: Bytes(bytes),
             text,
         });
     }
     Ok(written)
-}
-
-struct TrialOutput<'a> {
-    name: &'a str,
-    input_bytes: u64,
-    exit: &'a Exit,
-    outputs: Vec<KernelOutput>,
-    message: String,
-}
-
-impl TrialOutput<'_> {
-    #[expect(clippy::cast_precision_loss, reason = "display only")]
-    fn bytes_per_sec(&self) -> f64 {
-        self.input_bytes as f64 / self.exit.usage.wall.as_secs_f64().max(1e-9)
-    }
-
-    fn text(&self, quiet: bool) -> String {
-        let mut text = self.exit.stdout.text();
-        text.push_str(&self.exit.stderr.text());
-        for output in &self.outputs {
-            if let Some(content) = &output.text {
-                text.push_str(content);
-            }
-        }
-        if !text.is_empty() && !text.ends_with('\n') {
-            text.push('\n');
-        }
-        if quiet {
-            return text;
-        }
-        let usage = &self.exit.usage;
-        let nanos =
-            |time: Duration| format::span(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
-        let mut rows = table(
-            &["kernel", "time", "processor", "memory", "read", "rate"],
-            &[1, 2, 3, 4, 5],
-        );
-        rows.add_row([
-            self.name.to_owned(),
-            nanos(usage.wall),
-            nanos(usage.user_cpu + usage.system_cpu),
-            format::bytes(usage.rss_bytes_max),
-            format::bytes(self.input_bytes),
-            format!("{:.2} GB/s", self.bytes_per_sec() / 1e9),
-        ]);
-        for line in rows.lines() {
-            text.push_str(line.trim_end());
-            text.push('\n');
-        }
-        for output in &self.outputs {
-            let _ = writeln!(text, "{}: {}", output.name, format::bytes(output.bytes));
-        }
-        if !self.exit.success() {
-            let _ = writeln!(text, "{}", self.message);
-        }
-        text
-    }
-
-    fn json(&self) -> serde_json::Value {
-        let usage = &self.exit.usage;
-        let nanos = |time: Duration| u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
-        let outputs: Vec<_> = self
-            .outputs
-            .iter()
-            .map(
-                |output| json!({ "name": output.name, "bytes": output.bytes, "text": output.text }),
-            )
-            .collect();
-        json!({
-            "kernel": self.name,
-            "success": self.exit.success(),
-            "message": self.message,
-            "wall_ns": nanos(usage.wall),
-            "cpu_ns": nanos(usage.user_cpu + usage.system_cpu),
-            "memory_bytes": usage.rss_bytes_max,
-            "input_bytes": self.input_bytes,
-            "written_bytes": usage.written_bytes,
-            "outputs": outputs,
-            "stdout": self.exit.stdout.text(),
-            "stderr": self.exit.stderr.text(),
-        })
-    }
 }

@@ -4,8 +4,8 @@ mod criteria;
 mod question;
 
 use crate::context::CommandContext;
-use crate::output::lineage::{difference, json};
-use crate::output::{atomic_file, prov};
+use crate::output::lineage::{Differences, Lineage};
+use crate::output::{Message, Output, Registered, atomic_file, list, prov};
 use anyhow::{Context as _, ensure};
 use clap::Subcommand;
 use criteria::Searched;
@@ -207,12 +207,17 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     };
     let request = question.request()?;
     let server = context.connect().await?;
-    let format = if context.global.json && written.format == GraphFormat::Text {
+    let format = if context.output.json && written.format == GraphFormat::Text {
         GraphFormat::Json
     } else {
         written.format
     };
     let answer = ask(&question, &server, request).await?;
+    if format == GraphFormat::Json {
+        let lineage = Lineage::new(&answer.reply, &answer.graph, answer.found.as_deref());
+        print(lineage, written.output.as_deref(), context)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     let text = render(&answer, format, question.directions());
     write(&text, written.output.as_deref())?;
     Ok(ExitCode::SUCCESS)
@@ -230,11 +235,13 @@ async fn diff(args: DiffArgs, context: &CommandContext) -> anyhow::Result<ExitCo
     question.start = other;
     let second = ask(&question, &server, question.request()?).await?;
     let differences = differences::differences(&first.graph, &second.graph);
-    let text = match context.global.json {
-        true => format!("{:#}", difference(&differences)),
-        false => differences::text(&differences),
-    };
-    write(&text, args.output.as_deref())?;
+    let output = args.output.as_deref();
+    if context.output.json {
+        let differences = list(&differences);
+        print(Differences { differences }, output, context)?;
+    } else {
+        write(&differences::text(&differences), output)?;
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -246,13 +253,31 @@ fn render(answer: &LineageView, format: GraphFormat, (up, down): (bool, bool)) -
         found,
     } = answer;
     match (format, found) {
-        (GraphFormat::Text, Some(found)) => text::list(graph, found),
-        (GraphFormat::Text, None) => text::trees(graph, roots, up, down),
-        (GraphFormat::Json, _) => format!("{:#}", json(reply, graph, found.as_deref())),
+        (GraphFormat::Text | GraphFormat::Json, Some(found)) => text::list(graph, found),
+        (GraphFormat::Text | GraphFormat::Json, None) => text::trees(graph, roots, up, down),
         (GraphFormat::Dot, _) => dot::render(graph),
         (GraphFormat::Svg, _) => svg::render(graph),
         (GraphFormat::ProvJson, _) => format!("{:#}", prov::document(graph, reply.cluster)),
     }
+}
+
+/// Writes a result as JSON to a file, or prints it.
+fn print(
+    report: impl Registered,
+    output: Option<&Path>,
+    context: &CommandContext,
+) -> anyhow::Result<()> {
+    if let Some(path) = output {
+        return atomic_file::write(
+            path,
+            (serde_json::to_string_pretty(&report)? + "\n").as_bytes(),
+        );
+    }
+    let json = Output {
+        json: true,
+        ..context.output.clone()
+    };
+    json.show(&Message(String::new(), report))
 }
 
 fn write(text: &str, output: Option<&Path>) -> anyhow::Result<()> {

@@ -2,7 +2,7 @@
 
 use crate::context::CommandContext;
 use crate::files;
-use crate::output::files::{DirectoryView, kind};
+use crate::output::files::{Listing, kind};
 use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
@@ -55,12 +55,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 .filter(|entry| kind(entry) == v1::Kind::Directory);
             waiting.extend(directories.rev().map(|entry| path.join(&entry.name)));
         }
-        context.output.step(&DirectoryView {
-            path,
-            entries,
-            long: args.long,
-            titled,
-        })?;
+        context
+            .output
+            .step(&Listing::new(path, &entries, args.long, titled))?;
     }
     Ok(ExitCode::SUCCESS)
 }

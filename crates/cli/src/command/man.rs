@@ -2,10 +2,10 @@
 
 use crate::args::command_line;
 use crate::context::CommandContext;
-use crate::output::{Printed, exact};
+use crate::output::messages::ManualPages;
+use crate::output::{Message, exact};
 use crate::reference;
 use anyhow::Context as _;
-use serde_json::json;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,8 +44,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     };
     written.with_context(|| format!("can't write {pages}: {}", directory.display()))?;
     let text = format!("{pages} in {}", directory.display());
-    let json = json!({ "directory": exact(directory) });
-    context.output.show(&Printed::new(text, json))?;
+    let directory = exact(directory);
+    context
+        .output
+        .show(&Message(text, ManualPages { directory }))?;
     Ok(ExitCode::SUCCESS)
 }
 

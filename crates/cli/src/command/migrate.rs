@@ -4,11 +4,11 @@ use super::put;
 use crate::context::{CommandContext, credentials};
 use crate::files::{self, ClusterPath};
 use crate::format;
-use crate::output::Printed;
-use crate::output::places::MovedView;
+use crate::output::Message;
+use crate::output::messages::PlannedRewrite;
+use crate::output::places::Migration;
 use crate::progress::Progress;
 use anyhow::Context as _;
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -72,12 +72,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             true => planned(&server, &path, &args.node).await?,
             false => migrate(&server, &path, &args).await?,
         };
-        context.output.step(&MovedView {
-            path,
-            nodes: args.node.clone(),
-            moved,
-            dry_run: args.dry_run,
-        })?;
+        context
+            .output
+            .step(&Migration::new(path, &args.node, &moved, args.dry_run))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -94,8 +91,7 @@ async fn migrate(
         cancel: args.cancel,
         nodes: args.node.clone(),
     };
-    let moved = server.places().r#move(request).await;
-    Ok(moved.map_err(|status| server.explain(status))?.into_inner())
+    Ok(server.answer(server.places().r#move(request).await)?)
 }
 
 /// Returns the only node. Several nodes are in another field of the request.
@@ -141,8 +137,13 @@ async fn rewrite(
     let files = format::count(count, "file");
     if dry_run {
         let text = format!("{files}, {} would be rewritten", format::bytes(bytes));
-        let printed = json!({ "dry_run": true, "files": count, "bytes": bytes });
-        return Ok(context.output.step(&Printed::new(text, printed))?);
+        let (files, bytes) = (count, format::Bytes(bytes));
+        let rewrite = PlannedRewrite {
+            dry_run: true,
+            files,
+            bytes,
+        };
+        return context.output.step(&Message(text, rewrite));
     }
     let transfer = context.transfer().await?;
     let progress = Progress::new(context, bytes);
@@ -154,7 +155,7 @@ async fn rewrite(
     }
     progress.end();
     let text = format!("{files}, {} rewritten", format::bytes(bytes));
-    put::tell(context, text, json!({ "files": count, "bytes": bytes }))?;
+    put::tell(context, text, count, bytes)?;
     Ok(())
 }
 

@@ -3,11 +3,11 @@
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format;
-use crate::output::Printed;
+use crate::output::Message;
 use crate::output::files::kind;
+use crate::output::messages::FileCount;
 use crate::progress::Progress;
 use anyhow::Context as _;
-use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -114,7 +114,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         format::count(count, "file"),
         format::bytes(bytes)
     );
-    tell(context, text, json!({ "files": count, "bytes": bytes }))?;
+    tell(context, text, count, bytes)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -125,10 +125,14 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
 pub(crate) fn tell(
     context: &CommandContext,
     text: String,
-    json: serde_json::Value,
-) -> std::io::Result<()> {
-    if context.global.json {
-        return context.output.show(&Printed::new(text, json));
+    files: u64,
+    bytes: u64,
+) -> anyhow::Result<()> {
+    if context.output.json {
+        let bytes = format::Bytes(bytes);
+        return context
+            .output
+            .show(&Message(text, FileCount { files, bytes }));
     }
     context.note(text);
     Ok(())

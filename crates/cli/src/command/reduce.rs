@@ -3,7 +3,7 @@
 use crate::context::CommandContext;
 use crate::output::atomic_file::{self, AtomicFile};
 use crate::output::exact;
-use crate::output::reduce::TableView;
+use crate::output::reduce::Reduced;
 use crate::progress::Progress;
 use anyhow::Context as _;
 use std::ffi::OsString;
@@ -129,7 +129,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         _ if table.is_outline() => {
             return Err(reduction::Error::TooLarge(table.all().1.iter().product()).into());
         }
-        _ => context.output.show(&TableView(table))?,
+        _ => context.output.show(&Reduced(table))?,
     }
     Ok(ExitCode::SUCCESS)
 }

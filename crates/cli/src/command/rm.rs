@@ -2,9 +2,9 @@
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::Printed;
+use crate::output::Message;
 use crate::output::files::{kind, kind_name, name};
-use serde_json::json;
+use crate::output::messages::PlannedRemoval;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::Server;
@@ -84,10 +84,13 @@ async fn planned(
             Box::pin(planned(server, &path.join(&below.name), &below, context)).await?;
         }
     }
-    let json = json!({ "dry_run": true, "path": path, "kind": kind_name(entry) });
-    context
-        .output
-        .step(&Printed::new(format!("would remove {path}"), json))?;
+    let (text, path) = (format!("would remove {path}"), path.clone());
+    let removal = PlannedRemoval {
+        dry_run: true,
+        path,
+        kind: kind_name(entry),
+    };
+    context.output.step(&Message(text, removal))?;
     Ok(())
 }
 

@@ -5,11 +5,10 @@ mod flush;
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::hook::HookView;
-use crate::output::rule::{LogView, RuleView, RulesView, TestView, rule_json};
-use crate::output::{Printed, exact};
+use crate::output::messages::RetriedRuns;
+use crate::output::rule::{self as shown, Rule, RuleTest, Rules};
+use crate::output::{Message, exact, list as listed};
 use anyhow::{Context as _, bail};
-use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
@@ -135,14 +134,11 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         RuleCommand::Flush(args) => return flush::run(args, context, &server).await,
         RuleCommand::List => {
             let rules = list(&server, "").await?;
-            context.output.show(&RulesView(rules))?;
+            context.output.show(&Rules(listed(&rules)))?;
         }
         RuleCommand::Show(args) => {
             let rule = list(&server, &args.name).await?.pop().unwrap_or_default();
-            match rule.hook.is_some() {
-                true => context.output.show(&HookView(rule))?,
-                false => context.output.show(&RuleView(rule))?,
-            }
+            context.output.show(&Rule::from(&rule))?;
         }
         RuleCommand::Pause(args) => pause(args, true, context, &server).await?,
         RuleCommand::Resume(args) => pause(args, false, context, &server).await?,
@@ -153,12 +149,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 credentials: Some(credentials()),
                 name: args.name,
             };
-            let deleted = server.rules().remove(request).await;
-            let rule = deleted
-                .map_err(|status| server.explain(status))?
-                .into_inner();
+            let rule = server.answer(server.rules().remove(request).await)?;
             let text = format!("rule {} is deleted", rule.name);
-            context.output.show(&Printed::new(text, rule_json(&rule)))?;
+            context.output.show(&Message(text, Rule::from(&rule)))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -169,9 +162,8 @@ async fn list(server: &Server, name: &str) -> anyhow::Result<Vec<v1::Rule>> {
         credentials: Some(credentials()),
         name: name.to_owned(),
     };
-    let reply = server.rules().list(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?;
-    Ok(reply.into_inner().rules)
+    let reply = server.answer(server.rules().list(request).await)?;
+    Ok(reply.rules)
 }
 
 /// Returns a rule that is a hook.
@@ -197,15 +189,14 @@ async fn pause(
         name: args.name,
         paused,
     };
-    let rule = server.rules().pause(request).await;
-    let rule = rule.map_err(|status| server.explain(status))?.into_inner();
+    let rule = server.answer(server.rules().pause(request).await)?;
     let what = if paused {
         "paused: files that are sealed now wait for `tidemill rule resume`"
     } else {
         "active"
     };
     let text = format!("rule {} is {what}", rule.name);
-    context.output.show(&Printed::new(text, rule_json(&rule)))?;
+    context.output.show(&Message(text, Rule::from(&rule)))?;
     Ok(())
 }
 
@@ -217,9 +208,10 @@ async fn log(args: RuleLog, context: &CommandContext, server: &Server) -> anyhow
         limit: args.limit,
         states: args.state,
     };
-    let log = server.rules().log(request).await;
-    let log = log.map_err(|status| server.explain(status))?.into_inner();
-    context.output.show(&LogView(log.rule_runs))?;
+    let log = server.answer(server.rules().log(request).await)?;
+    context
+        .output
+        .show(&shown::RuleLog(listed(&log.rule_runs)))?;
     Ok(())
 }
 
@@ -232,15 +224,13 @@ async fn retry(args: Retry, context: &CommandContext, server: &Server) -> anyhow
             None => String::new(),
         },
     };
-    let retried = server.rules().retry(request).await;
-    let rule_runs = retried
-        .map_err(|status| server.explain(status))?
-        .into_inner()
+    let rule_runs = server
+        .answer(server.rules().retry(request).await)?
         .rule_runs;
     let text = format!("{rule_runs} rule runs are queued again");
     context
         .output
-        .show(&Printed::new(text, json!({ "rule_runs": rule_runs })))?;
+        .show(&Message(text, RetriedRuns { rule_runs }))?;
     Ok(())
 }
 
@@ -267,13 +257,12 @@ async fn test(
     } else {
         request.name = file.to_string_lossy().into_owned();
     }
-    let reply = server.rules().test(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.rules().test(request).await)?;
     if !reply.errors.is_empty() {
         bail!("{}", reply.errors.join("\n"));
     }
     let matches = reply.matches;
-    context.output.show(&TestView(reply))?;
+    context.output.show(&RuleTest::from(&reply))?;
     Ok(if matches {
         ExitCode::SUCCESS
     } else {

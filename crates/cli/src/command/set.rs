@@ -2,16 +2,12 @@
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::files::kind;
-use crate::output::{View, table, write_table};
+use crate::output::files::{self as shown, kind};
 use anyhow::ensure;
-use serde_json::{Map, Value, json};
 use std::ffi::OsString;
-use std::io::{self, Write};
 use std::process::ExitCode;
 use tidemill_client::{Error, Server};
 use tidemill_core::burst::Durable;
-use tidemill_core::display::line;
 use tidemill_core::layout::{Stripes, Tier};
 use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -106,8 +102,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     for key in KEYS {
         settings.push((key, value(&server, ino, key).await?));
     }
-    context.output.show(&SettingsView { path, settings })?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&shown::Settings::new(path, settings))
 }
 
 fn attribute(key: &str) -> Vec<u8> {
@@ -144,36 +139,6 @@ async fn value(server: &Server, ino: u64, key: &str) -> anyhow::Result<Option<St
         Ok(_) => Err(Error::Answer("GetXattr").into()),
         Err(error) if error.is(rustix::io::Errno::NODATA) => Ok(None),
         Err(error) => Err(error.into()),
-    }
-}
-
-/// Settings of a directory.
-#[derive(Debug)]
-struct SettingsView {
-    path: files::ClusterPath,
-    settings: Vec<(&'static str, Option<String>)>,
-}
-
-impl View for SettingsView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = table(&["SETTING", "VALUE"], &[]);
-        let mut count = 0;
-        for (key, value) in &self.settings {
-            if let Some(value) = value {
-                rows.add_row([(*key).to_owned(), line(value)]);
-                count += 1;
-            }
-        }
-        match count {
-            0 => writeln!(out, "{}: no settings", self.path),
-            _ => write_table(out, &rows),
-        }
-    }
-
-    fn json(&self) -> Value {
-        let settings = self.settings.iter();
-        let settings = settings.map(|(key, value)| ((*key).to_owned(), json!(value)));
-        json!({ "path": self.path, "settings": settings.collect::<Map<_, _>>() })
     }
 }
 

@@ -5,8 +5,7 @@ mod reservation;
 
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::output::places::StagedView;
-use crate::output::stage::{PlacedView, StageOutPlan};
+use crate::output::stage::{StageOutPlan, Staged};
 use reservation::Reserve;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -138,8 +137,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let server = context.connect().await?;
             for path in paths {
                 let path = files::path(path)?;
-                let placed = placed::look(&server, &path).await?;
-                context.output.step(&PlacedView { path, placed })?;
+                context.output.step(&placed::look(&server, &path).await?)?;
             }
         }
         StageCommand::Reserve(args) => reservation::reserve(args, context).await?,
@@ -155,11 +153,9 @@ async fn plan(args: &StageOut, context: &CommandContext) -> anyhow::Result<()> {
     for path in &args.paths {
         let path = files::path(path)?;
         let placed = placed::look(&server, &path).await?;
-        context.output.step(&StageOutPlan {
-            path,
-            placed,
-            evict: args.evict,
-        })?;
+        context
+            .output
+            .step(&StageOutPlan::new(&placed, args.evict))?;
     }
     Ok(())
 }
@@ -184,21 +180,18 @@ async fn stage(
                 ..request.clone()
             };
             let begun = Instant::now();
-            let staged = server.places().stage(request.clone()).await;
-            let staged = staged
-                .map_err(|status| server.explain(status))?
-                .into_inner();
+            let staged = server.answer(server.places().stage(request.clone()).await)?;
             let done = !wait || staged.objects + staged.held == 0;
-            let news = before != Some(staged);
-            if news && (done || printed_at.is_none_or(|printed_at| printed_at.elapsed() >= PERIOD))
+            let changed = before != Some(staged);
+            if changed
+                && (done || printed_at.is_none_or(|printed_at| printed_at.elapsed() >= PERIOD))
             {
                 printed_at = Some(Instant::now());
                 before = Some(staged);
-                context.output.step(&StagedView {
-                    path: path.clone(),
-                    stages_in: request.stage_in.is_some(),
-                    staged,
-                })?;
+                let stages_in = request.stage_in.is_some();
+                context
+                    .output
+                    .step(&Staged::new(path.clone(), &staged, stages_in))?;
             }
             if done {
                 break;

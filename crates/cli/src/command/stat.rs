@@ -3,9 +3,8 @@
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::output::files::kind;
-use crate::output::stat::StatView;
+use crate::output::stat::{Layout, Stat};
 use anyhow::Context as _;
-use serde_json::Value;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::{Error, Server};
@@ -35,12 +34,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             Kind::File => layout(&server, &path, &entry).await?,
             _ => None,
         };
-        context.output.step(&StatView {
-            path,
-            entry,
-            layout,
-            nodes: nodes.clone(),
-        })?;
+        context
+            .output
+            .step(&Stat::new(path, &entry, layout, &nodes))?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -50,7 +46,7 @@ async fn layout(
     server: &Server,
     path: &files::ClusterPath,
     entry: &v1::Entry,
-) -> anyhow::Result<Option<Value>> {
+) -> anyhow::Result<Option<Layout>> {
     let get = v1::GetXattr {
         ino: entry.attr.map_or(0, |attr| attr.ino),
         name: b"user.tidemill.layout".to_vec(),

@@ -1,7 +1,9 @@
 //! `tidemill status`: the cluster at a glance.
 
+use crate::command::job;
 use crate::context::{CommandContext, credentials};
-use crate::output::cluster::ClusterView;
+use crate::output::cluster::Status;
+use crate::output::list;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -27,15 +29,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         states: vec![v1::State::Running.into()],
         ..v1::ListJobsRequest::default()
     };
-    let running = server.jobs().list(request).await;
-    let running = running
-        .map_err(|status| server.explain(status))?
-        .into_inner()
-        .jobs;
-    context.output.show(&ClusterView {
+    let running = job::list(&server, request).await?;
+    context.output.finish(&Status {
         endpoint: server.endpoint().to_string(),
-        status,
-        running,
-    })?;
-    Ok(ExitCode::SUCCESS)
+        running_jobs: list(&running),
+        ..Status::from(&status)
+    })
 }

@@ -5,9 +5,9 @@ mod dry_run;
 use super::job::watch;
 use crate::config::Submit;
 use crate::context::{CommandContext, credentials};
-use crate::output::{Printed, exact};
+use crate::output::messages::Submission;
+use crate::output::{Message, exact, list};
 use anyhow::Context as _;
-use serde_json::json;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -74,15 +74,16 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         strict: args.strict,
         dry_run: args.dry_run,
     };
-    let reply = server.jobs().submit(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.jobs().submit(request).await)?;
     if !reply.errors.is_empty() {
-        if context.global.json {
-            context.output.step(&Printed::new(
-                "",
-                json!({ "job": null, "errors": reply.errors }),
-            ))?;
-        }
+        context.output.step(&Message(
+            String::new(),
+            Submission {
+                job: None,
+                errors: reply.errors.clone(),
+                awaited: Vec::new(),
+            },
+        ))?;
         for error in &reply.errors {
             eprintln!("error: {}", line(error));
         }
@@ -98,11 +99,13 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         return dry_run::show(reply, &prices, context);
     }
     let job = reply.job;
-    let printed = Printed::new(
-        format!("job {job} submitted"),
-        json!({ "job": job, "errors": [], "awaited": awaited_json(&reply) }),
-    );
-    context.output.step(&printed)?;
+    let text = format!("job {job} submitted");
+    let submission = Submission {
+        job: Some(job),
+        errors: Vec::new(),
+        awaited: list(&reply.awaited),
+    };
+    context.output.step(&Message(text, submission))?;
     tell_awaited(&reply, context);
     if args.watch {
         return watch::follow(&server, job, context).await;
@@ -142,14 +145,6 @@ fn tell_awaited(reply: &v1::SubmitReply, context: &CommandContext) {
             reply.job
         ));
     }
-}
-
-fn awaited_json(reply: &v1::SubmitReply) -> serde_json::Value {
-    let awaited = reply.awaited.iter().map(|one| {
-        let nearest = (!one.nearest.is_empty()).then_some(&one.nearest);
-        json!({ "path": one.path, "task": one.task, "nearest": nearest })
-    });
-    awaited.collect()
 }
 
 /// Returns the name of the script in errors and in the job list.

@@ -2,10 +2,10 @@
 
 use crate::context::CommandContext;
 use crate::format::TimeLength;
-use crate::output::token::{TokensView, token_json, whose};
-use crate::output::{Printed, exact};
+use crate::output::messages::CreatedToken;
+use crate::output::token::{Token, Tokens};
+use crate::output::{Message, exact, list};
 use anyhow::Context as _;
-use serde_json::json;
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -80,20 +80,15 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         TokenCommand::Create(args) => return create(args, context, &server).await,
         TokenCommand::List { user } => {
             let request = v1::ListTokensRequest { uid: user };
-            let reply = server.tokens().list(request).await;
-            let reply = reply.map_err(|status| server.explain(status))?;
-            context
-                .output
-                .show(&TokensView(reply.into_inner().tokens))?;
+            let reply = server.answer(server.tokens().list(request).await)?;
+            context.output.show(&Tokens(list(&reply.tokens)))?;
         }
         TokenCommand::Revoke { token } => {
             let request = v1::RevokeTokenRequest { token };
-            let reply = server.tokens().revoke(request).await;
-            let token = reply.map_err(|status| server.explain(status))?.into_inner();
-            let text = format!("token {} of {} is revoked", token.token, whose(&token));
-            context
-                .output
-                .show(&Printed::new(text, token_json(&token)))?;
+            let token = server.answer(server.tokens().revoke(request).await)?;
+            let token = Token::from(&token);
+            let text = format!("token {} of {} is revoked", token.token, token.user());
+            context.output.show(&Message(text, token))?;
         }
     }
     Ok(ExitCode::SUCCESS)
@@ -135,13 +130,17 @@ async fn create(
             return Err(error.into());
         }
     };
-    let token = reply.token.unwrap_or_default();
-    let of = format!("token {} of {}", token.token, whose(&token));
+    let token = Token::from(&reply.token.unwrap_or_default());
+    let of = format!("token {} of {}", token.token, token.user());
     let (Some(mut file), Some(path)) = (file, &args.output) else {
         context.note(format_args!("{of}; keep what follows secret"));
-        let json = json!({ "token": token_json(&token), "credential": reply.credential });
-        context.output.show(&Printed::new(reply.credential, json))?;
-        return Ok(ExitCode::SUCCESS);
+        let (text, credential, file) = (reply.credential.clone(), Some(reply.credential), None);
+        let created = CreatedToken {
+            token,
+            credential,
+            file,
+        };
+        return context.output.finish(&Message(text, created));
     };
     let written = file
         .write_all(reply.credential.as_bytes())
@@ -152,9 +151,13 @@ async fn create(
         owner.with_context(|| path.display().to_string())?;
     }
     let text = format!("{of} is in {}", path.display());
-    let json = json!({ "token": token_json(&token), "file": exact(path) });
-    context.output.show(&Printed::new(text, json))?;
-    Ok(ExitCode::SUCCESS)
+    let (credential, file) = (None, Some(exact(path)));
+    let created = CreatedToken {
+        token,
+        credential,
+        file,
+    };
+    context.output.finish(&Message(text, created))
 }
 
 /// Creates a file that only its owner can read. An existing file is not overwritten: it may be a token in use.

@@ -4,10 +4,10 @@ use super::mount;
 use crate::command::server::run::{QUEUE, QueueArg};
 use crate::context::CommandContext;
 use crate::format::{ByteSize, QueueText};
-use crate::output::{Printed, exact};
+use crate::output::messages::StartedCluster;
+use crate::output::{Message, exact};
 use crate::process;
 use anyhow::Context as _;
-use serde_json::json;
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -631,15 +631,15 @@ fn tell(
     }
     lines.push(format!("Look around: {tidemill} status, {tidemill} ls -l"));
     lines.push(format!("Stop it:     {tidemill} down"));
-    let json = json!({
-        "dir": dir,
-        "endpoint": Endpoint::Unix(context.cluster.socket()).to_string(),
-        "mount": mount.map(exact),
-        "nodes": ids,
-        "started": done.started,
-        "already_running": done.already,
-    });
-    context.output.show(&Printed::new(lines.join("\n"), json))?;
+    let started = StartedCluster {
+        dir,
+        endpoint: Endpoint::Unix(context.cluster.socket()).to_string(),
+        mount: mount.map(exact),
+        nodes: ids.to_vec(),
+        started: done.started.clone(),
+        already_running: done.already.clone(),
+    };
+    context.output.show(&Message(lines.join("\n"), started))?;
     Ok(())
 }
 

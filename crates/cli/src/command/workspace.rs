@@ -4,11 +4,12 @@ use crate::command::{cat, channel};
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{self, ByteSize, TimeLength};
-use crate::output::Printed;
-use crate::output::workspace::{WorkspacesView, workspace_json};
+use crate::output::Message;
+use crate::output::list;
+use crate::output::messages::WorkspaceLease;
+use crate::output::workspace::{Workspace, Workspaces};
 use anyhow::Context as _;
 use rustix::process::{Pid, Signal};
-use serde_json::json;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::ExitStatusExt;
@@ -123,26 +124,21 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             let request = v1::ListWorkspacesRequest {
                 credentials: Some(credentials()),
             };
-            let workspaces = server.workspaces().list(request).await;
-            let workspaces = workspaces.map_err(|status| server.explain(status))?;
-            context
-                .output
-                .show(&WorkspacesView(workspaces.into_inner().workspaces))?;
+            let workspaces = server.answer(server.workspaces().list(request).await)?;
+            let workspaces = list(&workspaces.workspaces);
+            context.output.show(&Workspaces(workspaces))?;
         }
         WorkspaceCommand::Delete { name } => {
             let request = v1::WorkspaceRequest {
                 credentials: Some(credentials()),
                 name,
             };
-            let deleted = server.workspaces().remove(request).await;
-            let workspace = deleted
-                .map_err(|status| server.explain(status))?
-                .into_inner();
+            let workspace = server.answer(server.workspaces().remove(request).await)?;
             let files = format::count(workspace.files, "file");
             let text = format!("workspace {} is deleted, with {files}", workspace.name);
             context
                 .output
-                .show(&Printed::new(text, workspace_json(&workspace)))?;
+                .show(&Message(text, Workspace::from(&workspace)))?;
         }
         WorkspaceCommand::Join(args) => return join(args, context, &server).await,
         WorkspaceCommand::Leave { name, member } => {
@@ -152,8 +148,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             };
             place.leave(member).await?;
             let text = format!("lease holder {member} has left workspace {name}");
-            let printed = json!({ "workspace": name, "member": member });
-            context.output.show(&Printed::new(text, printed))?;
+            let workspace = name;
+            context
+                .output
+                .show(&Message(text, WorkspaceLease { workspace, member }))?;
         }
         WorkspaceCommand::Get(args) => get(args, context, &server).await?,
     }
@@ -176,14 +174,11 @@ async fn create(
         quota_bytes: args.quota.map_or(0, |ByteSize(bytes)| bytes),
         ttl_ns: ttl.transpose().context("--ttl is too long")?.unwrap_or(0),
     };
-    let workspace = server.workspaces().create(request).await;
-    let workspace = workspace
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let workspace = server.answer(server.workspaces().create(request).await)?;
     let text = format!("/workspaces/{} is created", workspace.name);
     context
         .output
-        .show(&Printed::new(text, workspace_json(&workspace)))?;
+        .show(&Message(text, Workspace::from(&workspace)))?;
     Ok(())
 }
 
@@ -253,8 +248,10 @@ async fn join(
         let text = format!(
             "you are a lease holder of workspace {workspace} until `tidemill workspace leave {workspace} {member}`"
         );
-        let printed = json!({ "workspace": workspace, "member": member });
-        context.output.show(&Printed::new(text, printed))?;
+        let workspace = workspace.clone();
+        context
+            .output
+            .show(&Message(text, WorkspaceLease { workspace, member }))?;
         return Ok(ExitCode::SUCCESS);
     };
     // Installed before the program starts, so that no signal ends this process instead of the program.

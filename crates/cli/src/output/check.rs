@@ -1,75 +1,62 @@
 //! Results of a check of the cluster.
 
-use super::View;
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
-use tidemill_core::display::{escaped, line};
+use super::table::Text;
+use super::{Report, records};
+use crate::files::ClusterPath;
+use crate::format::{self, Bytes};
 use tidemill_wire::v1;
 
-/// One fault.
-#[derive(Debug)]
-pub(crate) struct FindingView(pub(crate) v1::Finding);
-
-impl View for FindingView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let finding = &self.0;
-        write!(out, "{:<9} node {}", finding.kind, finding.node)?;
-        if finding.object != 0 {
-            write!(out, ", object {:016x}", finding.object)?;
-            write!(out, ", {}", format::bytes(finding.size))?;
-        }
-        if !finding.path.is_empty() {
-            write!(out, ", {}", line(&String::from_utf8_lossy(&finding.path)))?;
-        }
-        let repaired = if finding.repaired { " (repaired)" } else { "" };
-        writeln!(out, ": {}{repaired}", finding.text)
-    }
-
-    fn json(&self) -> Value {
-        let finding = &self.0;
-        json!({
-            "kind": finding.kind,
-            "node": finding.node,
-            "object": finding.object,
-            "bytes": finding.size,
-            "path": escaped(&finding.path),
-            "text": finding.text,
-            "repaired": finding.repaired,
-        })
+records! {
+    /// Fault that a check found.
+    Finding from of: v1::Finding {
+        kind: String, node: u32,
+        /// Id of the object; 0 if the fault has no object.
+        object: u64,
+        bytes: Bytes = Bytes(of.size),
+        path: ClusterPath,
+        /// Description of the fault.
+        text: String,
+        repaired: bool,
     }
 }
 
-/// Number of checked objects.
-#[derive(Debug)]
-pub(crate) struct CheckedView {
-    pub(crate) checked: v1::Checked,
-    pub(crate) findings: u64,
+impl Report for Finding {
+    fn text(&self, out: &mut Text) {
+        write!(out, "{:<9} node {}", self.kind, self.node);
+        if self.object != 0 {
+            write!(out, ", object {:016x}, {}", self.object, self.bytes);
+        }
+        if self.path != ClusterPath::default() {
+            write!(out, ", {}", self.path);
+        }
+        let repaired = if self.repaired { " (repaired)" } else { "" };
+        writeln!(out, ": {}{repaired}", self.text);
+    }
 }
 
-impl View for CheckedView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let checked = &self.checked;
+records! {
+    /// Summary of a check: the last line of its output.
+    Checked new(checked: &v1::Checked, findings: u64) {
+        /// Always `checked`.
+        kind: &'static str = "checked",
+        objects: u64 = checked.objects, nodes: u32 = checked.nodes, files: u64 = checked.files,
+        /// Number of faults.
+        findings: u64,
+    }
+}
+
+impl Report for Checked {
+    fn text(&self, out: &mut Text) {
+        let result = match self.findings {
+            0 => "all is well".to_owned(),
+            some => format::count(some, "finding"),
+        };
         writeln!(
             out,
-            "{} on {} and {} checked: {}",
-            format::count(checked.objects, "object"),
-            format::count(checked.nodes, "node"),
-            format::count(checked.files, "file"),
-            match self.findings {
-                0 => "all is well".to_owned(),
-                some => format::count(some, "finding"),
-            }
-        )
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "kind": "checked",
-            "objects": self.checked.objects,
-            "nodes": self.checked.nodes,
-            "files": self.checked.files,
-            "findings": self.findings,
-        })
+            "{} on {} and {} checked: {result}",
+            format::count(self.objects, "object"),
+            format::count(self.nodes, "node"),
+            format::count(self.files, "file"),
+        );
     }
 }

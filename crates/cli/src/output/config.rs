@@ -1,9 +1,8 @@
 //! Settings and their origins.
 
-use super::{View, exact, table, write_table};
-use serde_json::{Value, json};
-use std::io::{self, Write};
-use std::path::PathBuf;
+use super::table::{Text, columns};
+use super::{Report, exact, records};
+use std::path::Path;
 use tidemill_core::display::line;
 
 /// Origin of a value.
@@ -19,18 +18,6 @@ pub(crate) enum Origin {
     Default,
 }
 
-impl Origin {
-    /// Returns the name of the kind of origin.
-    fn name(&self) -> &'static str {
-        match self {
-            Self::Flag => "flag",
-            Self::Environment(_) => "environment",
-            Self::File => "file",
-            Self::Default => "default",
-        }
-    }
-}
-
 /// Key of the configuration with its value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Setting {
@@ -41,57 +28,73 @@ pub(crate) struct Setting {
     pub(crate) origin: Origin,
 }
 
-/// Output of `tidemill config show`.
-#[derive(Debug)]
-pub(crate) struct ConfigView {
-    /// Configuration file, if one was read.
-    pub(crate) path: Option<PathBuf>,
-    pub(crate) settings: Vec<Setting>,
+records! {
+    /// Settings, and the configuration file if one was read.
+    Configuration { file: Option<String>, settings: Vec<ShownSetting> }
+
+    /// Setting.
+    ShownSetting {
+        /// Section of the file; empty for keys above all sections.
+        section: String,
+        key: String, value: String,
+        /// `flag`, `environment`, `file` or `default`.
+        origin: &'static str,
+        /// Environment variable or file with the value.
+        from: Option<String>,
+    }
 }
 
-impl View for ConfigView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        match &self.path {
-            Some(path) => writeln!(out, "file  {}\n", line(&path.to_string_lossy()))?,
-            None => writeln!(out, "file  (none)\n")?,
-        }
-        if self.settings.is_empty() {
-            return writeln!(out, "(every setting has its default; see --all)");
-        }
-        let mut rows = table(&["SECTION", "KEY", "VALUE", "ORIGIN"], &[]);
-        for setting in &self.settings {
-            let section = match setting.section.as_str() {
-                "" => "-",
-                section => section,
+impl Configuration {
+    /// Makes the result from the settings and the path of the configuration file.
+    pub(crate) fn new(path: Option<&Path>, settings: Vec<Setting>) -> Self {
+        let shown = |setting: Setting| {
+            let (origin, from) = match setting.origin {
+                Origin::Flag => ("flag", None),
+                Origin::Environment(name) => ("environment", Some(name)),
+                Origin::File => ("file", path.map(exact)),
+                Origin::Default => ("default", None),
             };
-            let origin = match &setting.origin {
-                Origin::Environment(name) => format!("environment ({name})"),
-                origin => origin.name().to_owned(),
-            };
-            let value = line(&setting.value);
-            rows.add_row([section, &setting.key, &value, &origin]);
+            let Setting {
+                section,
+                key,
+                value,
+                ..
+            } = setting;
+            ShownSetting {
+                section,
+                key,
+                value,
+                origin,
+                from,
+            }
+        };
+        Self {
+            file: path.map(exact),
+            settings: settings.into_iter().map(shown).collect(),
         }
-        write_table(out, &rows)
     }
+}
 
-    fn json(&self) -> Value {
-        let settings = self.settings.iter().map(|setting| {
-            let from = match &setting.origin {
-                Origin::Environment(name) => Some(name.clone()),
-                Origin::File => self.path.as_ref().map(exact),
-                Origin::Flag | Origin::Default => None,
-            };
-            json!({
-                "section": setting.section,
-                "key": setting.key,
-                "value": setting.value,
-                "origin": setting.origin.name(),
-                "from": from,
-            })
-        });
-        json!({
-            "file": self.path.as_ref().map(exact),
-            "settings": settings.collect::<Vec<_>>(),
-        })
+columns! { one: ShownSetting {
+    left "SECTION" => if one.section.is_empty() { "-" } else { &one.section },
+    left "KEY" => one.key,
+    left "VALUE" => one.value,
+    left "ORIGIN" => match (one.origin, &one.from) {
+        ("environment", Some(name)) => format!("environment ({name})"),
+        (origin, _) => origin.to_owned(),
+    },
+} }
+
+impl Report for Configuration {
+    fn text(&self, out: &mut Text) {
+        let file = self
+            .file
+            .as_deref()
+            .map_or_else(|| "(none)".to_owned(), line);
+        writeln!(out, "file  {file}\n");
+        match self.settings.is_empty() {
+            true => writeln!(out, "(every setting has its default; see --all)"),
+            false => out.table(&self.settings),
+        }
     }
 }

@@ -1,12 +1,14 @@
 //! Results of the checks of this machine.
 
-use super::View;
+use super::table::Text;
+use super::{Report, records};
 use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use schemars::JsonSchema;
+use serde::Serialize;
 
 /// State of a check, from good to bad.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
 pub(crate) enum CheckState {
     /// All works.
     Ok,
@@ -16,28 +18,20 @@ pub(crate) enum CheckState {
     Problem,
 }
 
-impl CheckState {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Warning => "warning",
-            Self::Problem => "problem",
-        }
+records! {
+    /// Result of one check.
+    #[derive(PartialEq, Eq)]
+    Check {
+        /// Name of the check, one word.
+        name: &'static str,
+        state: CheckState,
+        /// The state that was found.
+        found: String,
+        /// Features that do not work; empty if all work.
+        effect: String,
+        /// Advice; empty if there is nothing to do.
+        advice: String,
     }
-}
-
-/// Result of one check.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Check {
-    /// Name of the check, one word for programs.
-    pub(crate) name: &'static str,
-    pub(crate) state: CheckState,
-    /// The state that was found.
-    pub(crate) found: String,
-    /// Features that do not work; empty if all work.
-    pub(crate) effect: String,
-    /// Advice; empty if there is nothing to do.
-    pub(crate) advice: String,
 }
 
 impl Check {
@@ -79,60 +73,53 @@ impl Check {
     }
 }
 
-/// Output of `tidemill doctor`.
-#[derive(Debug)]
-pub(crate) struct DoctorView(pub(crate) Vec<Check>);
-
-impl DoctorView {
-    /// Returns the worst state.
-    pub(crate) fn worst(&self) -> CheckState {
-        let states = self.0.iter().map(|check| check.state);
-        states.max().unwrap_or(CheckState::Ok)
-    }
-
-    fn count(&self, state: CheckState) -> u64 {
-        let found = self.0.iter().filter(|check| check.state == state);
-        found.count() as u64
+records! {
+    /// Results of all checks.
+    Checks {
+        /// The worst state.
+        state: CheckState,
+        /// Number of problems.
+        problems: usize,
+        /// Number of warnings.
+        warnings: usize,
+        checks: Vec<Check>,
     }
 }
 
-impl View for DoctorView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for check in &self.0 {
-            writeln!(
-                out,
-                "{:<8}  {:<14}{}",
-                check.state.name(),
-                check.name,
-                check.found
-            )?;
+impl From<Vec<Check>> for Checks {
+    fn from(checks: Vec<Check>) -> Self {
+        let count = |state| checks.iter().filter(|check| check.state == state).count();
+        let worst = checks.iter().map(|check| check.state).max();
+        Self {
+            state: worst.unwrap_or(CheckState::Ok),
+            problems: count(CheckState::Problem),
+            warnings: count(CheckState::Warning),
+            checks,
+        }
+    }
+}
+
+impl Report for Checks {
+    fn text(&self, out: &mut Text) {
+        for check in &self.checks {
+            let state = match check.state {
+                CheckState::Ok => "ok",
+                CheckState::Warning => "warning",
+                CheckState::Problem => "problem",
+            };
+            writeln!(out, "{state:<8}  {:<14}{}", check.name, check.found);
             for (title, text) in [("effect", &check.effect), ("advice", &check.advice)] {
                 if !text.is_empty() {
-                    writeln!(out, "{:24}{title}: {text}", "")?;
+                    writeln!(out, "{:24}{title}: {text}", "");
                 }
             }
         }
-        let problems = format::count(self.count(CheckState::Problem), "problem");
-        let warnings = format::count(self.count(CheckState::Warning), "warning");
-        writeln!(out, "\n{problems}, {warnings}")
-    }
-
-    fn json(&self) -> Value {
-        let checks = self.0.iter().map(|check| {
-            json!({
-                "name": check.name,
-                "state": check.state.name(),
-                "found": check.found,
-                "effect": check.effect,
-                "advice": check.advice,
-            })
-        });
-        json!({
-            "state": self.worst().name(),
-            "problems": self.count(CheckState::Problem),
-            "warnings": self.count(CheckState::Warning),
-            "checks": checks.collect::<Vec<_>>(),
-        })
+        let problems = format::count(self.problems as u64, "problem");
+        writeln!(
+            out,
+            "\n{problems}, {}",
+            format::count(self.warnings as u64, "warning")
+        );
     }
 }
 
@@ -142,21 +129,16 @@ mod tests {
 
     #[test]
     fn doctor_reports_worst_state_with_effect_and_advice() {
-        let mut view = DoctorView(vec![Check::ok("linux", "6.9")]);
-        assert_eq!(view.worst(), CheckState::Ok);
-        view.0.push(Check::warning("shm", "none", ("a", "b")));
-        assert_eq!(view.worst(), CheckState::Warning);
-        view.0.push(Check::problem(
-            "fuse",
-            "none",
-            ("no mount", "modprobe fuse"),
-        ));
-        assert_eq!(view.worst(), CheckState::Problem);
-        let mut text = Vec::new();
-        view.text(&mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
+        let worst = |checks: &[Check]| Checks::from(checks.to_vec()).state;
+        let mut checks = vec![Check::ok("linux", "6.9")];
+        assert_eq!(worst(&checks), CheckState::Ok);
+        checks.push(Check::warning("shm", "none", ("a", "b")));
+        assert_eq!(worst(&checks), CheckState::Warning);
+        let consequence = ("no mount", "modprobe fuse");
+        checks.push(Check::problem("fuse", "none", consequence));
+        assert_eq!(worst(&checks), CheckState::Problem);
+        let text = crate::output::text_of(&Checks::from(checks));
         assert!(text.contains("effect: no mount") && text.contains("advice: modprobe fuse"));
         assert!(text.ends_with("1 problem, 1 warning\n"), "{text}");
-        assert_eq!(view.json()["state"], "problem");
     }
 }

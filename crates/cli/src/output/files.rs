@@ -1,66 +1,104 @@
 //! Files and directories of the namespace.
 
-use super::{View, table, write_table};
+use super::table::{Text, columns};
+use super::{Report, list, records, shown};
 use crate::files::ClusterPath;
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
-use tidemill_core::display::{escaped, line};
+use crate::format::{self, Bytes, Time};
+use std::collections::BTreeMap;
 use tidemill_wire::v1;
 
-/// Output of `tidemill ls` for one directory.
-#[derive(Debug)]
-pub(crate) struct DirectoryView {
-    /// Path of the directory, or of the file if only one was named.
-    pub(crate) path: ClusterPath,
-    /// Entries of the directory.
-    pub(crate) entries: Vec<v1::Entry>,
-    /// Whether all details of each entry are shown.
-    pub(crate) long: bool,
-    /// Whether the path is shown above.
-    pub(crate) titled: bool,
-}
-
-impl View for DirectoryView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        if self.titled {
-            writeln!(out, "{}:", self.path)?;
-        }
-        if self.long {
-            let header = [
-                "MODE",
-                "LINKS",
-                "OWNER",
-                "GROUP",
-                "SIZE",
-                "MODIFIED (UTC)",
-                "NODE",
-                "NAME",
-            ];
-            let mut rows = table(&header, &[1, 2, 3, 4, 6]);
-            for entry in &self.entries {
-                rows.add_row(row(entry));
-            }
-            write_table(out, &rows)?;
-        } else {
-            for entry in &self.entries {
-                writeln!(out, "{}", line(&name(entry)))?;
-            }
-        }
-        if self.titled { writeln!(out) } else { Ok(()) }
+records! {
+    /// Entries of a directory.
+    Listing new(path: ClusterPath, found: &[v1::Entry], long: bool, titled: bool) {
+        /// Path of the directory, or of the file if only one was named.
+        path: ClusterPath,
+        entries: Vec<Entry> = list(found),
+        /// Whether all details of each entry are shown.
+        #[serde(skip)]
+        long: bool,
+        /// Whether the path is shown above.
+        #[serde(skip)]
+        titled: bool,
     }
 
-    fn json(&self) -> Value {
-        json!({
-            "path": self.path,
-            "entries": self.entries.iter().map(entry_json).collect::<Vec<_>>(),
-        })
+    /// Entry of a directory.
+    Entry from of: v1::Entry { name: ClusterPath, #[serde(flatten)] metadata: Metadata = of.into() }
+
+    /// Metadata of a file, directory or other entry.
+    Metadata from of: v1::Entry {
+        /// `directory`, `symlink`, `file`, `fifo`, `socket`, `char-device` or `block-device`.
+        kind: &'static str = kind_name(of),
+        /// Target of a symbolic link.
+        target: ClusterPath,
+        inode: u64 = of.attr.unwrap_or_default().ino,
+        /// Permissions, as a number.
+        mode: u32 = of.attr.unwrap_or_default().mode,
+        /// Number of hard links.
+        links: u32 = of.attr.unwrap_or_default().nlink,
+        uid: u32 = of.attr.unwrap_or_default().uid,
+        gid: u32 = of.attr.unwrap_or_default().gid,
+        size: Bytes = Bytes(of.attr.unwrap_or_default().size),
+        /// Time of the last change.
+        mtime: Time = Time(of.attr.unwrap_or_default().mtime),
+        version: u64 = of.attr.unwrap_or_default().version,
+        /// Id of the object with the content; 0 for an empty file.
+        object: u64 = of.attr.unwrap_or_default().object,
+        /// Node with the content; null if several nodes have parts of it.
+        node: Option<u32> = Some(of.attr.unwrap_or_default()).filter(|attr| !attr.parts).map(|attr| attr.node),
+        writing: bool = of.attr.unwrap_or_default().writing,
+        #[serde(skip)]
+        listed_mode: String = mode(of),
+    }
+}
+
+columns! { entry: Entry {
+    left "MODE" => entry.metadata.listed_mode,
+    right "LINKS" => entry.metadata.links,
+    right "OWNER" => entry.metadata.uid,
+    right "GROUP" => entry.metadata.gid,
+    right "SIZE" => entry.metadata.size,
+    left "MODIFIED (UTC)" => entry.metadata.mtime,
+    right "NODE" => entry.metadata.place(),
+    left "NAME" => match entry.metadata.kind {
+        "symlink" => format!("{} -> {}", entry.name, entry.metadata.target),
+        _ => entry.name.to_string(),
+    },
+} }
+
+impl Metadata {
+    fn place(&self) -> String {
+        let place = self
+            .node
+            .map_or_else(|| "several".to_owned(), |node| node.to_string());
+        match (self.object, self.writing) {
+            (_, true) => format!("{place} (being written)"),
+            (0, false) => "-".into(),
+            (_, false) => place,
+        }
+    }
+}
+
+impl Report for Listing {
+    fn text(&self, out: &mut Text) {
+        if self.titled {
+            writeln!(out, "{}:", self.path);
+        }
+        match self.long {
+            true => out.table(&self.entries),
+            false => self
+                .entries
+                .iter()
+                .for_each(|entry| writeln!(out, "{}", entry.name)),
+        }
+        if self.titled {
+            writeln!(out);
+        }
     }
 }
 
 /// Returns the entry's name as text; invalid UTF-8 is replaced.
 pub(crate) fn name(entry: &v1::Entry) -> String {
-    String::from_utf8_lossy(&entry.name).into_owned()
+    shown(&entry.name)
 }
 
 /// Returns the kind of an entry.
@@ -72,7 +110,7 @@ pub(crate) fn kind(entry: &v1::Entry) -> v1::Kind {
 }
 
 /// Returns type and mode of an entry as `ls -l` shows them.
-pub(super) fn mode(entry: &v1::Entry) -> String {
+fn mode(entry: &v1::Entry) -> String {
     let letter = match kind(entry) {
         v1::Kind::Directory => 'd',
         v1::Kind::Symlink => 'l',
@@ -83,34 +121,6 @@ pub(super) fn mode(entry: &v1::Entry) -> String {
         v1::Kind::File | v1::Kind::Unspecified => '-',
     };
     format::mode(letter, entry.attr.unwrap_or_default().mode)
-}
-
-fn row(entry: &v1::Entry) -> Vec<String> {
-    let attr = entry.attr.unwrap_or_default();
-    let place = if attr.parts {
-        "several".to_owned()
-    } else {
-        attr.node.to_string()
-    };
-    let node = match (attr.object, attr.writing) {
-        (_, true) => format!("{place} (being written)"),
-        (0, false) => "-".into(),
-        (_, false) => place,
-    };
-    let mut shown = name(entry);
-    if kind(entry) == v1::Kind::Symlink {
-        shown = format!("{shown} -> {}", String::from_utf8_lossy(&entry.target));
-    }
-    vec![
-        mode(entry),
-        attr.nlink.to_string(),
-        attr.uid.to_string(),
-        attr.gid.to_string(),
-        format::bytes(attr.size),
-        format::time(attr.mtime),
-        node,
-        line(&shown),
-    ]
 }
 
 /// Returns the name of an entry's kind, as in JSON.
@@ -127,23 +137,46 @@ pub(crate) fn kind_name(entry: &v1::Entry) -> &'static str {
     }
 }
 
-/// Returns an entry as JSON.
-pub(super) fn entry_json(entry: &v1::Entry) -> Value {
-    let attr = entry.attr.unwrap_or_default();
-    json!({
-        "name": escaped(&entry.name),
-        "kind": kind_name(entry),
-        "target": escaped(&entry.target),
-        "inode": attr.ino,
-        "mode": attr.mode,
-        "links": attr.nlink,
-        "uid": attr.uid,
-        "gid": attr.gid,
-        "size": attr.size,
-        "mtime": attr.mtime,
-        "version": attr.version,
-        "object": attr.object,
-        "node": (!attr.parts).then_some(attr.node),
-        "writing": attr.writing,
-    })
+records! {
+    /// Settings of a directory for new files.
+    Settings {
+        path: ClusterPath,
+        /// Values; null for a setting that the directory itself does not have.
+        settings: BTreeMap<&'static str, Option<String>>,
+        /// Settings with a value, in the usual order.
+        #[serde(skip)]
+        rows: Vec<DirectorySetting>,
+    }
+}
+
+/// DirectorySetting with a value: a row of the table.
+#[derive(Clone, Debug)]
+pub(crate) struct DirectorySetting(&'static str, String);
+
+columns! { one: DirectorySetting {
+    left "SETTING" => one.0,
+    left "VALUE" => one.1,
+} }
+
+impl Settings {
+    /// Makes the result from keys and values.
+    pub(crate) fn new(path: ClusterPath, all: Vec<(&'static str, Option<String>)>) -> Self {
+        let rows = all
+            .iter()
+            .filter_map(|(key, value)| Some(DirectorySetting(key, value.clone()?)));
+        Self {
+            path,
+            rows: rows.collect(),
+            settings: all.into_iter().collect(),
+        }
+    }
+}
+
+impl Report for Settings {
+    fn text(&self, out: &mut Text) {
+        match self.rows.is_empty() {
+            true => writeln!(out, "{}: no settings", self.path),
+            false => out.table(&self.rows),
+        }
+    }
 }

@@ -1,50 +1,40 @@
 //! Results of `tidemill find`.
 
-use super::View;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use super::table::Text;
+use super::{Report, records};
+use crate::files::ClusterPath;
+use crate::format::{Bytes, Time};
+use serde_json::Value;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use tidemill_core::display::{escaped, line};
 use tidemill_wire::v1;
 
-/// File that was found.
-#[derive(Debug)]
-pub(crate) struct FoundView<'a> {
-    /// Mount point of the cluster, if the path is shown below it.
-    pub(crate) mount: Option<&'a Path>,
-    pub(crate) file: v1::Found,
-}
-
-impl FoundView<'_> {
-    fn path(&self) -> Vec<u8> {
-        let mount = self
-            .mount
-            .map_or(&[][..], |mount| mount.as_os_str().as_bytes());
-        [mount, &self.file.path].concat()
+records! {
+    /// File that matches a search.
+    Found new(mount: Option<&Path>, file: &v1::Found) {
+        /// Path in the cluster, or below the mount point on this machine.
+        path: ClusterPath = below(mount, &file.path),
+        inode: u64 = file.ino,
+        /// Id of the object with the content.
+        object: u64 = file.object,
+        size: Bytes = Bytes(file.size),
+        /// Time of the last change.
+        mtime: Time = Time(file.mtime),
+        uid: u32 = file.uid,
+        /// Description of a scientific file; absent if the file has none.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        header: Option<Value> = serde_json::from_str(&file.header).ok(),
     }
 }
 
-impl View for FoundView<'_> {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(out, "{}", line(&String::from_utf8_lossy(&self.path())))
-    }
+/// Returns a path of the cluster below its mount point, if there is one.
+fn below(mount: Option<&Path>, path: &[u8]) -> ClusterPath {
+    let mount = mount.map_or(&[][..], |mount| mount.as_os_str().as_bytes());
+    [mount, path].concat().into()
+}
 
-    fn json(&self) -> Value {
-        let file = &self.file;
-        let mut shown = json!({
-            "path": escaped(&self.path()),
-            "inode": file.ino,
-            "object": file.object,
-            "size": file.size,
-            "mtime": file.mtime,
-            "uid": file.uid,
-        });
-        if let (Some(shown), Ok(header)) =
-            (shown.as_object_mut(), serde_json::from_str(&file.header))
-        {
-            let _: Option<Value> = shown.insert("header".into(), header);
-        }
-        shown
+impl Report for Found {
+    fn text(&self, out: &mut Text) {
+        writeln!(out, "{}", self.path);
     }
 }

@@ -1,363 +1,394 @@
-//! Availability of files.
+//! Availability of files: health, faults and scrubs.
 
-use super::View;
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
-use tidemill_core::display::{escaped, line};
+use super::table::Text;
+use super::{Report, joined, list, records};
+use crate::files::ClusterPath;
+use crate::format::{self, Bytes, Span, Time};
+use tidemill_core::display::line;
 use tidemill_wire::{condition, v1};
 
-/// Output of `tidemill cluster health`.
-#[derive(Debug)]
-pub(crate) struct HealthView {
-    pub(crate) health: v1::HealthReply,
-    /// Nodes of the cluster.
-    pub(crate) nodes: Vec<v1::Node>,
-    /// States that an administrator must act on, the worst first.
-    pub(crate) conditions: Vec<v1::Condition>,
+records! {
+    /// Health of the cluster.
+    Health new(reply: &v1::HealthReply, nodes: &[v1::Node], conditions: &[v1::Condition]) {
+        /// `well`, `repairing`, `degraded`, `unavailable` or `lost`.
+        health: &'static str = word(reply, conditions),
+        /// States that an administrator must act on, the worst first.
+        states: Vec<Condition> = list(conditions),
+        /// Number of files that lack replicas for which no node has space.
+        waiting_for_space: u64 = reply.resting,
+        /// Number of files with fewer replicas than wanted.
+        short: u64 = reply.short,
+        /// Number of files without an online replica.
+        unavailable: u64 = reply.unavailable,
+        /// Number of files whose replicas were all on removed nodes.
+        lost: u64 = reply.lost,
+        /// Number of files with a corrupt replica.
+        corrupt: u64 = reply.corrupt,
+        /// Number of corrupt files without an intact replica.
+        all_corrupt: u64 = reply.all_corrupt,
+        /// Number of replicas that are being made.
+        repairing: u64 = reply.repairing,
+        /// Bytes of the replicas that are still to be made.
+        bytes_left: Bytes = Bytes(reply.bytes_left),
+        /// Estimated time until all replicas are made; null if it is not known.
+        left_ns: Option<Span> = left_ns(reply, nodes),
+        /// Nodes that are declared failed.
+        failed_nodes: Vec<u32> = reply.failed_nodes.clone(),
+        /// Nodes that report a problem.
+        node_problems: Vec<NodeProblem> = list(nodes.iter().filter(|node| node.up && !node.trouble.is_empty())),
+        scrubs: Vec<Scrub> = list(&reply.scrubs),
+        /// Some of the files with a fault.
+        files: Vec<FileFault> = list(&reply.ailing),
+        /// Whether replicas are missing and none of them can be made.
+        #[serde(skip)]
+        no_space: bool = has_no_space(reply),
+        /// Numbers of the nodes that store files.
+        #[serde(skip)]
+        stores: Vec<u32> = nodes.iter().filter(|node| node.role == "store").map(|node| node.node).collect(),
+    }
+
+    /// State of the cluster that an administrator must act on.
+    Condition from of: v1::Condition {
+        /// Name of the state, as in `docs/troubleshooting.md`.
+        name: String,
+        node: Option<u32>, cause: String, remedy: String,
+        /// Exit code of `tidemill cluster health` for this state alone.
+        exit: u32,
+    }
+
+    /// Problem that a node reports.
+    NodeProblem from of: v1::Node { node: u32, trouble: String }
+
+    /// File with a fault.
+    FileFault from of: v1::Ailing {
+        /// Kind of fault, such as `lost` or `corrupt`.
+        kind: String,
+        path: ClusterPath,
+        /// Id of the object, in 16 hexadecimal digits.
+        object: String = format!("{:016x}", of.object),
+        bytes: Bytes = Bytes(of.size),
+        /// Nodes with the fault.
+        nodes: Vec<u32>,
+        /// Description of the fault.
+        what: String,
+        /// Whether a replica is being recreated.
+        repairing: bool,
+    }
+
+    /// Scrub of a node: the node reads its objects and compares them with their hashes.
+    Scrub from of: v1::NodeScrub {
+        node: u32, begun: Time,
+        /// End of the scrub; 0 while it runs.
+        ended: Time,
+        /// Number of read objects.
+        objects: u64,
+        bytes: Bytes,
+        /// Number of corrupt objects.
+        corrupt: u64,
+        /// Whether the node reads only when it is idle.
+        idle: bool,
+        /// Progress in thousandths.
+        done_milli: u32,
+    }
 }
 
-impl HealthView {
+impl Health {
     /// Returns the exit code: 0 if there is no fault, 3 if nodes or replicas are missing, 4 if files are not available.
     pub(crate) fn exit(&self) -> u8 {
-        match self.word() {
+        match self.health {
             "well" => 0,
             "lost" | "unavailable" => 4,
             _ => 3,
         }
     }
 
-    /// Returns the health of the cluster in one word for programs.
-    pub(super) fn word(&self) -> &'static str {
-        let health = &self.health;
-        let worst = self.conditions.iter().map(|one| one.exit).max();
-        let only_replicas = self
-            .conditions
-            .iter()
-            .all(|one| one.exit == 0 || is_repairing(one));
-        let is_lost = self
-            .conditions
-            .iter()
-            .any(|one| one.name == condition::DATA_LOST.name);
-        if health.lost + health.all_corrupt > 0 || is_lost {
-            "lost"
-        } else if health.unavailable > 0 || worst >= Some(4) {
-            "unavailable"
-        } else if !health.failed_nodes.is_empty() || self.has_no_space() || !only_replicas {
-            "degraded"
-        } else if health.short + health.corrupt + health.repairing > 0 {
-            "repairing"
-        } else {
-            "well"
-        }
-    }
-
-    /// Returns the nodes that report a fault.
-    fn troubled(&self) -> impl Iterator<Item = &v1::Node> {
-        let nodes = self.nodes.iter();
-        nodes.filter(|one| one.up && !one.trouble.is_empty())
-    }
-
-    /// Returns whether replicas are missing and none of them can be made.
-    fn has_no_space(&self) -> bool {
-        let health = &self.health;
-        health.short > 0 && health.resting >= health.short && health.repairing == 0
-    }
-
-    /// Returns the time until the missing replicas are made, in nanoseconds; `None` if it is not known.
-    fn left_ns(&self) -> Option<u64> {
-        let health = &self.health;
-        if self.has_no_space() {
-            return None;
-        }
-        let links = self.nodes.iter().filter(|one| one.up);
-        let slowest = links.map(|one| one.link_bytes_per_sec).min();
-        let rate = match health.bytes_per_sec {
-            0 => slowest?,
-            rate => rate,
-        };
-        let ns = u128::from(health.bytes_left) * 1_000_000_000 / u128::from(rate.max(1));
-        Some(u64::try_from(ns).unwrap_or(u64::MAX))
-    }
-
-    fn repairing_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let health = &self.health;
-        if health.short + health.corrupt + health.repairing == 0 {
-            return Ok(());
+    fn repairs(&self, out: &mut Text) {
+        if self.short + self.corrupt + self.repairing == 0 {
+            return;
         }
         writeln!(
             out,
             "short     {} with fewer replicas than wanted",
-            format::count(health.short, "file")
-        )?;
-        if self.has_no_space() {
+            format::count(self.short, "file")
+        );
+        if self.no_space {
             return writeln!(
                 out,
                 "no space  {} can't be made: the other nodes that are up have no space; add one, or remove files",
-                format::bytes(health.bytes_left)
+                self.bytes_left
             );
         }
-        let left = match self.left_ns() {
-            Some(left) => format!(", about {}", format::span(left)),
-            None => String::new(),
+        let left = self
+            .left_ns
+            .map_or_else(String::new, |left| format!(", about {left}"));
+        let made = match self.repairing {
+            1 => "1 replica is made".to_owned(),
+            count => format!("{count} replicas are made"),
         };
         writeln!(
             out,
-            "repairing {} at this moment; {} left{left}",
-            match health.repairing {
-                1 => "1 replica is made".to_owned(),
-                count => format!("{count} replicas are made"),
-            },
-            format::bytes(health.bytes_left),
-        )
+            "repairing {made} at this moment; {} left{left}",
+            self.bytes_left
+        );
     }
 
-    fn scrubs_text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let stores = self.nodes.iter().filter(|one| one.role == "store");
-        for node in stores.map(|one| one.node) {
-            let of = |one: &&v1::NodeScrub| one.node == node;
-            let scrubs = self.health.scrubs.iter().filter(of);
-            let last = scrubs
-                .clone()
-                .filter(|one| one.ended > 0 && one.objects + one.corrupt > 0)
-                .max_by_key(|one| one.ended);
-            write!(out, "scrub     node {node}: ")?;
+    fn scrubs(&self, out: &mut Text) {
+        for node in &self.stores {
+            let scrubs = self.scrubs.iter().filter(|one| one.node == *node);
+            let ended = |one: &&Scrub| one.ended.0 > 0 && one.objects + one.corrupt > 0;
+            let last = scrubs.clone().filter(ended).max_by_key(|one| one.ended);
+            write!(out, "scrub     node {node}: ");
             match last {
                 Some(last) => write!(
                     out,
                     "all read until {} UTC ({}, {} corrupt)",
-                    format::time(last.ended),
-                    format::bytes(last.bytes),
-                    last.corrupt
-                )?,
-                None => write!(out, "never read as a whole")?,
+                    last.ended, last.bytes, last.corrupt
+                ),
+                None => write!(out, "never read as a whole"),
             }
-            for now in scrubs.filter(|one| one.ended == 0) {
-                let percent = now.done_milli / 10;
+            for now in scrubs.filter(|one| one.ended.0 == 0) {
                 let idle = if now.idle { " when it is idle" } else { "" };
-                write!(out, "; reads again{idle}, {percent}%")?;
+                write!(out, "; reads again{idle}, {}%", now.done_milli / 10);
             }
-            writeln!(out)?;
+            writeln!(out);
         }
-        Ok(())
     }
 }
 
-impl View for HealthView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let health = &self.health;
-        let printed = match self.word() {
+impl Report for Health {
+    fn text(&self, out: &mut Text) {
+        let summary = match self.health {
             "well" => "all files have as many replicas as wanted",
             "repairing" => "all files are available; missing replicas are being made",
-            "degraded" if self.has_no_space() => {
+            "degraded" if self.no_space => {
                 "degraded: all files are available, but replicas are missing and there is no space to make them"
             }
-            "degraded" if health.short > 0 => {
+            "degraded" if self.short > 0 => {
                 "degraded: all files are available, and missing replicas are being made; something needs an administrator"
             }
             "degraded" => "degraded: all files are available, but something needs an administrator",
             "unavailable" => "some files are unavailable until their nodes answer",
             _ => "some files are lost: no intact replica remains",
         };
-        writeln!(out, "health    {printed}")?;
-        conditions_text(&self.conditions, out)?;
-        if health.lost > 0 {
-            let files = format::count(health.lost, "file");
-            writeln!(out, "lost      {files} that only removed nodes had")?;
-        }
-        if health.unavailable > 0 {
-            let files = format::count(health.unavailable, "file");
-            writeln!(out, "unavailable {files} that no online node has")?;
-        }
-        if health.corrupt > 0 {
-            let replicas = format::count(health.corrupt, "corrupt file");
+        writeln!(out, "health    {summary}");
+        states(&self.states, out);
+        if self.lost > 0 {
             writeln!(
                 out,
-                "corrupt   {replicas}, {} of which there is no other replica",
-                health.all_corrupt
-            )?;
+                "lost      {} that only removed nodes had",
+                format::count(self.lost, "file")
+            );
         }
-        if health.all_corrupt > 0 {
+        if self.unavailable > 0 {
+            writeln!(
+                out,
+                "unavailable {} that no online node has",
+                format::count(self.unavailable, "file")
+            );
+        }
+        if self.corrupt > 0 {
+            let files = format::count(self.corrupt, "corrupt file");
+            writeln!(
+                out,
+                "corrupt   {files}, {} of which there is no other replica",
+                self.all_corrupt
+            );
+        }
+        if self.all_corrupt > 0 {
             writeln!(
                 out,
                 "          `tidemill get --corrupt PATH LOCAL` gets such bytes as they are; a new version, or `tidemill rm`, resolves the fault"
-            )?;
+            );
         }
-        self.repairing_text(out)?;
-        for one in &health.ailing {
-            ailing_text(one, out)?;
-        }
-        self.scrubs_text(out)
-    }
-
-    fn json(&self) -> Value {
-        let health = &self.health;
-        json!({
-            "health": self.word(),
-            "states": conditions_json(&self.conditions),
-            "resting": health.resting,
-            "short": health.short,
-            "lost": health.lost,
-            "unavailable": health.unavailable,
-            "corrupt": health.corrupt,
-            "all_corrupt": health.all_corrupt,
-            "repairing": health.repairing,
-            "bytes_left": health.bytes_left,
-            "left_ns": self.left_ns(),
-            "failed_nodes": health.failed_nodes,
-            "troubled": self.troubled().map(troubled_json).collect::<Vec<_>>(),
-            "scrubs": health.scrubs.iter().map(scrub_json).collect::<Vec<_>>(),
-            "files": health.ailing.iter().map(ailing_json).collect::<Vec<_>>(),
-        })
+        self.repairs(out);
+        faults(&self.files, out);
+        self.scrubs(out);
     }
 }
 
-/// Returns whether a state ends by itself when replicas have been made.
-fn is_repairing(one: &v1::Condition) -> bool {
-    let kinds = [condition::REPLICAS_MISSING, condition::FILES_CORRUPT];
-    kinds.iter().any(|kind| kind.name == one.name)
+/// Returns the health of the cluster in one word for programs.
+pub(super) fn word(health: &v1::HealthReply, conditions: &[v1::Condition]) -> &'static str {
+    let worst = conditions.iter().map(|one| one.exit).max();
+    // These states end by themselves when replicas have been made.
+    let repairing = [
+        condition::REPLICAS_MISSING.name,
+        condition::FILES_CORRUPT.name,
+    ];
+    let mut all = conditions.iter();
+    let only_replicas = all.all(|one| one.exit == 0 || repairing.contains(&&*one.name));
+    let is_lost = conditions
+        .iter()
+        .any(|one| one.name == condition::DATA_LOST.name);
+    if health.lost + health.all_corrupt > 0 || is_lost {
+        "lost"
+    } else if health.unavailable > 0 || worst >= Some(4) {
+        "unavailable"
+    } else if !health.failed_nodes.is_empty() || has_no_space(health) || !only_replicas {
+        "degraded"
+    } else if health.short + health.corrupt + health.repairing > 0 {
+        "repairing"
+    } else {
+        "well"
+    }
+}
+
+fn has_no_space(health: &v1::HealthReply) -> bool {
+    health.short > 0 && health.resting >= health.short && health.repairing == 0
+}
+
+/// Returns the time until the missing replicas are made; `None` if it is not known.
+fn left_ns(health: &v1::HealthReply, nodes: &[v1::Node]) -> Option<Span> {
+    let up = nodes.iter().filter(|node| node.up);
+    let rate = match health.bytes_per_sec {
+        _ if has_no_space(health) => return None,
+        0 => up.map(|node| node.link_bytes_per_sec).min()?,
+        rate => rate,
+    };
+    let ns = u128::from(health.bytes_left) * 1_000_000_000 / u128::from(rate.max(1));
+    Some(Span(u64::try_from(ns).unwrap_or(u64::MAX)))
 }
 
 /// Writes one line for each state: its name, node, cause and remedy.
-pub(super) fn conditions_text(conditions: &[v1::Condition], out: &mut dyn Write) -> io::Result<()> {
-    for one in conditions {
+pub(super) fn states(states: &[Condition], out: &mut Text) {
+    for one in states {
         let node = one.node.map(|node| format!("node {node}: "));
         let (node, cause) = (node.unwrap_or_default(), line(&one.cause));
-        writeln!(out, "state     {}: {node}{cause}; {}", one.name, one.remedy)?;
+        writeln!(out, "state     {}: {node}{cause}; {}", one.name, one.remedy);
     }
-    Ok(())
 }
 
-/// Returns the states for programs.
-pub(super) fn conditions_json(conditions: &[v1::Condition]) -> Vec<Value> {
-    let state = |one: &v1::Condition| {
-        json!({
-            "name": one.name,
-            "node": one.node,
-            "cause": one.cause,
-            "remedy": one.remedy,
-            "exit": one.exit,
-        })
-    };
-    conditions.iter().map(state).collect()
-}
-
-fn troubled_json(one: &v1::Node) -> Value {
-    json!({ "node": one.node, "trouble": one.trouble })
-}
-
-/// Writes one file with a fault.
-pub(super) fn ailing_text(one: &v1::Ailing, out: &mut dyn Write) -> io::Result<()> {
-    let nodes: Vec<String> = one.nodes.iter().map(ToString::to_string).collect();
-    writeln!(
-        out,
-        "{:<9} {}, node {}: {}{}",
-        one.kind,
-        line(&String::from_utf8_lossy(&one.path)),
-        nodes.join(", "),
-        line(&one.what),
-        if one.repairing {
+/// Writes one line for each file with a fault.
+pub(super) fn faults(faults: &[FileFault], out: &mut Text) {
+    for one in faults {
+        let again = if one.repairing {
             " (being recreated)"
         } else {
             ""
-        }
-    )
+        };
+        let (nodes, what) = (joined(&one.nodes), line(&one.what));
+        writeln!(
+            out,
+            "{:<9} {}, node {nodes}: {what}{again}",
+            one.kind, one.path
+        );
+    }
 }
 
-pub(super) fn ailing_json(one: &v1::Ailing) -> Value {
-    json!({
-        "kind": one.kind,
-        "path": escaped(&one.path),
-        "object": format!("{:016x}", one.object),
-        "bytes": one.size,
-        "nodes": one.nodes,
-        "what": one.what,
-        "repairing": one.repairing,
-    })
+records! {
+    /// Scrub that was started.
+    ScrubRequest from of: v1::ScrubReply {
+        /// Number of the request.
+        request: u64,
+        /// Nodes that read their objects.
+        nodes: Vec<u32>,
+        /// Offline nodes, which read their objects when they are back.
+        offline: Vec<u32>,
+        /// Number of objects; 0 for all objects.
+        objects: u64,
+    }
 }
 
-pub(super) fn scrub_json(one: &v1::NodeScrub) -> Value {
-    json!({
-        "node": one.node,
-        "begun": one.begun,
-        "ended": one.ended,
-        "objects": one.objects,
-        "bytes": one.bytes,
-        "corrupt": one.corrupt,
-        "idle": one.idle,
-        "done_milli": one.done_milli,
-    })
+impl Report for ScrubRequest {
+    fn text(&self, out: &mut Text) {
+        let what = match self.objects {
+            0 => "all their objects".to_owned(),
+            some => format::count(some, "object"),
+        };
+        let nodes = format::count(self.nodes.len() as u64, "node");
+        let reads = if self.nodes.len() == 1 {
+            "reads"
+        } else {
+            "read"
+        };
+        writeln!(out, "{nodes} {reads} {what}; see `tidemill cluster health`");
+        offline(&self.offline, out);
+    }
+}
+
+fn offline(nodes: &[u32], out: &mut Text) {
+    for node in nodes {
+        writeln!(out, "node {node} is offline: it reads when it is back");
+    }
+}
+
+records! {
+    /// Completed scrub.
+    ScrubResult {
+        scrubs: Vec<Scrub>,
+        /// Offline nodes, which read their objects when they are back.
+        offline: Vec<u32>,
+        corrupt: Vec<FileFault>,
+    }
+}
+
+impl Report for ScrubResult {
+    fn text(&self, out: &mut Text) {
+        let sum = |of: fn(&Scrub) -> u64| self.scrubs.iter().map(of).sum::<u64>();
+        let result = match sum(|one| one.corrupt) {
+            0 => "all match the sealed content".to_owned(),
+            some => format!("{some} corrupt"),
+        };
+        let (objects, bytes) = (sum(|one| one.objects), sum(|one| one.bytes.0));
+        writeln!(
+            out,
+            "{} read ({}): {result}",
+            format::count(objects, "object"),
+            Bytes(bytes)
+        );
+        faults(&self.corrupt, out);
+        offline(&self.offline, out);
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::text_of;
 
-    fn printed(health: v1::HealthReply) -> (u8, &'static str, String) {
-        let nodes = vec![v1::Node {
+    fn printed(health: &v1::HealthReply) -> (u8, &'static str, String) {
+        let node = v1::Node {
             up: true,
             link_bytes_per_sec: 1,
             ..v1::Node::default()
-        }];
-        let view = HealthView {
-            health,
-            nodes,
-            conditions: Vec::new(),
         };
-        let mut text = Vec::new();
-        view.text(&mut text).unwrap();
-        (view.exit(), view.word(), String::from_utf8(text).unwrap())
+        let health = Health::new(health, &[node], &[]);
+        (health.exit(), health.health, text_of(&health))
     }
 
     #[test]
     fn missing_node_degrades_health() {
-        let (exit, word, text) = printed(v1::HealthReply {
-            failed_nodes: vec![3],
-            ..v1::HealthReply::default()
-        });
+        let mut health = v1::HealthReply::default();
+        assert_eq!(printed(&health).1, "well");
+        health.failed_nodes = vec![3];
+        let (exit, word, text) = printed(&health);
         assert_eq!((exit, word), (3, "degraded"), "{text}");
         assert!(text.contains("degraded"), "{text}");
-        let (exit, word, _) = printed(v1::HealthReply::default());
-        assert_eq!((exit, word), (0, "well"));
-        let (exit, word, _) = printed(v1::HealthReply {
-            unavailable: 1,
-            failed_nodes: vec![3],
-            ..v1::HealthReply::default()
-        });
-        assert_eq!((exit, word), (4, "unavailable"));
+        health.unavailable = 1;
+        assert_eq!(printed(&health).0, 4);
     }
 
     #[test]
     fn health_shows_trouble_of_a_node() {
-        let view = HealthView {
-            health: v1::HealthReply::default(),
-            nodes: vec![v1::Node {
-                node: 2,
-                up: true,
-                trouble: "its clock is wrong".into(),
-                ..v1::Node::default()
-            }],
-            conditions: vec![condition::NODE_CLOCK.of(Some(2), "its clock is wrong")],
+        let node = v1::Node {
+            node: 2,
+            up: true,
+            trouble: "its clock is wrong".into(),
+            ..v1::Node::default()
         };
-        let mut text = Vec::new();
-        view.text(&mut text).unwrap();
-        let text = String::from_utf8(text).unwrap();
+        let state = condition::NODE_CLOCK.of(Some(2), "its clock is wrong");
+        let health = Health::new(&v1::HealthReply::default(), &[node], &[state]);
+        let text = text_of(&health);
         assert!(text.contains("node-clock: node 2: its clock"), "{text}");
-        assert_eq!(view.json()["troubled"][0]["node"], 2);
-        assert_eq!(view.json()["states"][0]["name"], "node-clock");
-        assert_eq!((view.exit(), view.word()), (3, "degraded"));
+        assert_eq!(health.node_problems[0].node, 2);
+        assert_eq!((health.exit(), health.health), (3, "degraded"));
     }
 
     #[test]
     fn worst_state_decides_the_exit_code() {
         let states = |kinds: &[condition::ConditionKind]| {
-            let conditions = kinds.iter().map(|kind| kind.of(None, "cause")).collect();
-            let view = HealthView {
-                health: v1::HealthReply::default(),
-                nodes: Vec::new(),
-                conditions,
-            };
-            (view.exit(), view.word())
+            let states: Vec<_> = kinds.iter().map(|kind| kind.of(None, "cause")).collect();
+            let health = Health::new(&v1::HealthReply::default(), &[], &states);
+            (health.exit(), health.health)
         };
         assert_eq!(states(&[condition::RULE_FAILED]), (0, "well"));
         assert_eq!(states(&[condition::STORE_OFFLINE]), (3, "degraded"));
@@ -374,11 +405,11 @@ mod tests {
             bytes_left: 100,
             ..v1::HealthReply::default()
         };
-        let (exit, word, text) = printed(health.clone());
+        let (exit, word, text) = printed(&health);
         assert_eq!((exit, word), (3, "repairing"));
         assert!(text.contains("about"), "{text}");
         health.resting = 2;
-        let (exit, word, text) = printed(health);
+        let (exit, word, text) = printed(&health);
         assert_eq!((exit, word), (3, "degraded"));
         assert!(
             text.contains("no space") && !text.contains("about"),

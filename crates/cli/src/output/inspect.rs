@@ -1,144 +1,145 @@
 //! Variables of a scientific file.
 
-use super::{View, exact, table, write_table};
-use crate::format;
+use super::table::{Text, columns};
+use super::{Report, joined, records};
+use crate::format::Bytes;
 use serde_json::{Value as Json, json};
-use std::ffi::OsString;
-use std::io::{self, Write};
+use std::collections::BTreeMap;
 use tidemill_core::display::line;
-use tidemill_format::{Attribute, Endian, Filter, Format, Storage, Value, Variable};
+use tidemill_format::{Attribute, Dimension, Endian, Filter, Format, Storage, Value, Variable};
 
-/// Output of `tidemill inspect`.
-#[derive(Debug)]
-pub(crate) struct InspectView {
-    /// File, as it was named.
-    pub(crate) path: OsString,
-    /// Format of the file.
-    pub(crate) format: Format,
-    /// Attributes of the whole file.
-    pub(crate) attributes: Vec<Attribute>,
-    /// Variables, or some of them.
-    pub(crate) variables: Vec<ShownVariable>,
-    /// Whether their attributes are shown.
-    pub(crate) detailed: bool,
-}
-
-/// Variable, and the locations of its bytes.
-#[derive(Debug)]
-pub(crate) struct ShownVariable {
-    pub(crate) variable: Variable,
-    pub(crate) places: Vec<VariableLocation>,
-    /// Whether there are more chunks than were counted.
-    pub(crate) more: bool,
-    /// Reason why its bytes can't be located.
-    pub(crate) why: Option<String>,
-}
-
-/// Bytes of a variable in one part.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct VariableLocation {
-    pub(crate) part: Option<usize>,
-    pub(crate) node: Option<u32>,
-    pub(crate) bytes: u64,
-    pub(crate) chunks: u64,
-}
-
-impl View for InspectView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        writeln!(
-            out,
-            "{}: {}",
-            line(&self.path.to_string_lossy()),
-            format_name(self.format)
-        )?;
-        let mut rows = table(
-            &["NAME", "TYPE", "DIMENSIONS", "STORAGE", "BYTES", "WHERE"],
-            &[4],
-        );
-        for shown in &self.variables {
-            let variable = &shown.variable;
-            rows.add_row([
-                line(&variable.path),
-                variable.data_type.name(),
-                line(&dimensions(variable)),
-                line(&storage(&variable.storage)),
-                format::bytes(shown.places.iter().map(|place| place.bytes).sum()),
-                line(&shown.places()),
-            ]);
-        }
-        write_table(out, &rows)?;
-        for shown in self.variables.iter().filter(|_| self.detailed) {
-            for attribute in &shown.variable.attributes {
-                let name = format!("{}:{}", shown.variable.path, attribute.name);
-                writeln!(
-                    out,
-                    "{} = {}",
-                    line(&name),
-                    line(&value_text(&attribute.value))
-                )?;
-            }
-        }
-        Ok(())
+records! {
+    /// Scientific file.
+    Inspection {
+        /// File, as it was named.
+        path: String,
+        format: String,
+        /// Attributes of the whole file.
+        attributes: BTreeMap<String, Json>,
+        /// All variables, or the named variables.
+        variables: Vec<ShownVariable>,
+        /// Whether the attributes of variables are shown.
+        #[serde(skip)]
+        detailed: bool,
     }
 
-    fn json(&self) -> Json {
-        json!({
-            "path": exact(&self.path),
-            "format": format_name(self.format),
-            "attributes": attributes(&self.attributes),
-            "variables": self.variables.iter().map(ShownVariable::json).collect::<Vec<_>>(),
-        })
+    /// Variable, and the locations of its bytes.
+    ShownVariable {
+        name: String,
+        /// Type of the values.
+        #[serde(rename = "type")]
+        data_type: String,
+        /// Number of bytes of a value.
+        size: u32,
+        big_endian: bool, dimensions: Vec<ShownDimension>, attributes: BTreeMap<String, Json>,
+        /// Kind of storage, with the shape of chunks and the filters.
+        storage: String,
+        /// Shape of the chunks; null if the variable has no chunks.
+        chunk_shape: Option<Vec<u64>>,
+        /// Filters of the chunks, in the order of compression.
+        filters: Vec<Json>,
+        #[serde(rename = "where")]
+        places: Vec<VariableLocation>,
+        /// Whether there are more chunks than were counted.
+        more: bool,
+        /// Reason why the bytes can't be located.
+        error: Option<String>,
+        /// Attributes for people, in the order of the file.
+        #[serde(skip)]
+        details: Vec<String>,
+    }
+
+    /// Dimension of a variable.
+    ShownDimension from of: Dimension {
+        name: String, size: u64,
+        /// Whether the dimension can grow.
+        unlimited: bool,
+    }
+
+    /// Bytes of a variable in one part of the file.
+    VariableLocation {
+        part: Option<usize>, node: Option<u32>, bytes: Bytes,
+        /// Number of chunks.
+        chunks: u64,
+    }
+}
+
+columns! { one: ShownVariable {
+    left "NAME" => one.name,
+    left "TYPE" => one.data_type,
+    left "DIMENSIONS" => joined(one.dimensions.iter().map(|one| {
+        // The star marks a dimension that can grow.
+        format!("{}={}{}", one.name, one.size, if one.unlimited { "*" } else { "" })
+    })),
+    left "STORAGE" => one.storage,
+    right "BYTES" => Bytes(one.places.iter().map(|place| place.bytes.0).sum()),
+    left "WHERE" => one.location(),
+} }
+
+impl Report for Inspection {
+    fn text(&self, out: &mut Text) {
+        writeln!(out, "{}: {}", line(&self.path), self.format);
+        out.table(&self.variables);
+        for text in self
+            .variables
+            .iter()
+            .filter(|_| self.detailed)
+            .flat_map(|one| &one.details)
+        {
+            writeln!(out, "{text}");
+        }
     }
 }
 
 impl ShownVariable {
-    fn places(&self) -> String {
-        if let Some(why) = &self.why {
-            return why.clone();
-        }
-        let place = |place: &VariableLocation| match (place.node, place.part) {
-            (Some(node), Some(part)) => format!("part {part} on node {node}"),
-            (Some(node), None) => format!("node {node}"),
-            _ => String::new(),
+    /// Makes the result from a variable; `error` is the reason why its bytes can't be located.
+    pub(crate) fn new(
+        variable: &Variable,
+        places: Vec<VariableLocation>,
+        more: bool,
+        error: Option<String>,
+    ) -> Self {
+        let (chunk_shape, filters) = match &variable.storage {
+            Storage::Chunked(chunked) => (Some(chunked.shape.clone()), &*chunked.filters),
+            _ => (None, &[][..]),
         };
-        let mut places: Vec<String> = self
-            .places
-            .iter()
-            .map(place)
-            .filter(|text| !text.is_empty())
-            .collect();
-        if self.more {
-            places.push("…".into());
+        Self {
+            name: variable.path.clone(),
+            data_type: variable.data_type.name(),
+            size: variable.data_type.size,
+            big_endian: variable.data_type.order == Endian::Big,
+            dimensions: super::list(&variable.dimensions),
+            attributes: attributes(&variable.attributes),
+            storage: storage(&variable.storage),
+            chunk_shape,
+            filters: filters.iter().map(|filter| json!(filter)).collect(),
+            places,
+            more,
+            error,
+            details: variable
+                .attributes
+                .iter()
+                .map(|one| detail(&variable.path, one))
+                .collect(),
         }
-        places.join(", ")
     }
 
-    fn json(&self) -> Json {
-        let variable = &self.variable;
-        let dimension = |one: &tidemill_format::Dimension| json!({ "name": one.name, "size": one.size, "unlimited": one.unlimited });
-        let (chunk_shape, filters) = match &variable.storage {
-            Storage::Chunked(chunked) => (json!(chunked.shape), json!(chunked.filters)),
-            _ => (Json::Null, json!([])),
+    fn location(&self) -> String {
+        if let Some(error) = &self.error {
+            return error.clone();
+        }
+        let place = |place: &VariableLocation| match (place.node, place.part) {
+            (Some(node), Some(part)) => Some(format!("part {part} on node {node}")),
+            (Some(node), None) => Some(format!("node {node}")),
+            _ => None,
         };
-        let place = |place: &VariableLocation| json!({ "part": place.part, "node": place.node, "bytes": place.bytes, "chunks": place.chunks });
-        json!({
-            "name": variable.path,
-            "type": variable.data_type.name(),
-            "size": variable.data_type.size,
-            "big_endian": variable.data_type.order == Endian::Big,
-            "dimensions": variable.dimensions.iter().map(dimension).collect::<Vec<_>>(),
-            "attributes": attributes(&variable.attributes),
-            "storage": storage(&variable.storage),
-            "chunk_shape": chunk_shape,
-            "filters": filters,
-            "where": self.places.iter().map(place).collect::<Vec<_>>(),
-            "more": self.more,
-            "error": self.why,
-        })
+        let more = self.more.then(|| "…".to_owned());
+        joined(self.places.iter().filter_map(place).chain(more))
     }
 }
 
-fn format_name(format: Format) -> String {
+/// Returns the name of a format.
+pub(crate) fn format_name(format: Format) -> String {
     match format {
         Format::Classic(1) => "netCDF classic".into(),
         Format::Classic(2) => "netCDF 64-bit offset".into(),
@@ -149,20 +150,6 @@ fn format_name(format: Format) -> String {
         Format::Fits => "FITS".into(),
         Format::Columns => "columns".into(),
     }
-}
-
-/// Returns the dimensions, such as `time=120*, lat=90`: the star marks a dimension that can grow.
-fn dimensions(variable: &Variable) -> String {
-    let one = |dimension: &tidemill_format::Dimension| {
-        let star = if dimension.unlimited { "*" } else { "" };
-        format!("{}={}{star}", dimension.name, dimension.size)
-    };
-    variable
-        .dimensions
-        .iter()
-        .map(one)
-        .collect::<Vec<_>>()
-        .join(", ")
 }
 
 fn storage(storage: &Storage) -> String {
@@ -195,11 +182,16 @@ fn filter_name(filter: &Filter) -> String {
     }
 }
 
-fn attributes(attributes: &[Attribute]) -> Json {
-    attributes
-        .iter()
-        .map(|attribute| (attribute.name.clone(), value(&attribute.value)))
-        .collect()
+/// Returns attributes by name: a text, a number or a list.
+pub(crate) fn attributes(attributes: &[Attribute]) -> BTreeMap<String, Json> {
+    let one = |one: &Attribute| (one.name.clone(), value(&one.value));
+    attributes.iter().map(one).collect()
+}
+
+fn detail(variable: &str, of: &Attribute) -> String {
+    let value = value(&of.value);
+    let value = value.as_str().map_or_else(|| value.to_string(), line);
+    format!("{}:{} = {value}", line(variable), line(&of.name))
 }
 
 fn value(value: &Value) -> Json {
@@ -214,12 +206,5 @@ fn value(value: &Value) -> Json {
         Value::Uint(numbers) => one(json!(numbers)),
         Value::Float(numbers) => one(json!(numbers)),
         Value::Other => Json::Null,
-    }
-}
-
-fn value_text(of: &Value) -> String {
-    match of {
-        Value::Text(text) => text.clone(),
-        other => value(other).to_string(),
     }
 }

@@ -1,195 +1,251 @@
 //! Jobs and their tasks.
 
-use super::cluster::state;
-use super::{View, energy, table, write_table};
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use super::energy::{self, Energy};
+use super::lineage::RuntimeEnvironment;
+use super::table::{Text, columns};
+use super::{Report, dash, list, maybe, records, sorted};
+use crate::format::{self, Bytes, Span, Time};
+use schemars::JsonSchema;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use tidemill_wire::convert::state_name;
 use tidemill_wire::v1;
 
-/// List of jobs.
-#[derive(Debug)]
-pub(crate) struct JobsView(pub(crate) Vec<v1::Job>);
+/// List of jobs, the newest first.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct Jobs(pub(crate) Vec<Job>);
 
-impl View for JobsView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        if self.0.is_empty() {
-            return writeln!(out, "no jobs; start one with `tidemill submit SCRIPT`");
+records! {
+    /// Job.
+    Job from of: v1::Job {
+        job: u64, name: String,
+        /// File of the job.
+        source: String,
+        /// Directory of relative paths of the job.
+        workdir: String,
+        uid: u32,
+        /// Placement policy; empty for the default of the cluster.
+        policy: String,
+        /// `running`, `done`, `failed` or `cancelled`.
+        state: &'static str = state(of.state),
+        submitted: Time, ended: Time, tasks_total: u32,
+        tasks_by_state: BTreeMap<String, u32> = sorted(&of.tasks_by_state),
+        /// Bytes that nodes fetched from each other.
+        transferred_bytes: Bytes,
+        energy: Option<Energy> = maybe(&of.energy),
+        /// Some of the missing inputs that the job waits for, and their number.
+        awaited: Vec<String>,
+        awaited_total: u32,
+        /// Some reasons why tasks with all inputs wait, and the number of these tasks.
+        held_up: Vec<String>,
+        held_up_total: u32,
+        /// Tasks; empty in lists of jobs.
+        tasks: Vec<Task> = list(&of.tasks),
+        #[serde(skip)]
+        headline: String = headline(of),
+        #[serde(skip)]
+        waits: String = waits(of).unwrap_or_default(),
+    }
+
+    /// Task of a job.
+    Task from of: v1::Task {
+        task: u64, name: String, kernel: String,
+        /// Hash of the code of the kernel.
+        kernel_hash: String,
+        /// `waiting`, `ready`, `sent`, `running`, `done`, `failed` or `cancelled`.
+        state: &'static str = state(of.state),
+        /// Node that the task was sent to.
+        node: Option<u32> = node(of),
+        /// Number of starts.
+        tries: u32,
+        /// First fetch of inputs, start of the kernel, and seal of the outputs.
+        start: Time,
+        kernel_start: Time, end: Time,
+        /// Time to hash the outputs.
+        hash_ns: Span,
+        read_bytes: Bytes, written_bytes: Bytes,
+        /// Bytes of inputs that the node fetched from other nodes.
+        transferred_bytes: Bytes,
+        /// Number of outputs that were requested in memory, and their bytes in memory.
+        memory_outputs: u64,
+        in_memory_bytes: Bytes,
+        /// Processor time of the kernel.
+        cpu_ns: Span,
+        /// Maximum memory of the kernel.
+        memory_bytes: Bytes,
+        energy: Option<Energy> = maybe(&of.energy),
+        /// Task and job whose cached result was used; null if the task ran.
+        reused_task: Option<u64> = (of.reused_task != 0).then_some(of.reused_task),
+        reused_job: Option<u64> = (of.reused_task != 0).then_some(of.reused_job),
+        /// Reason of a failure; empty if the task did not fail.
+        error: String,
+        inputs: Vec<String>,
+        /// Selected part of each input; empty for a whole file.
+        selections: Vec<String>,
+        outputs: Vec<String>, args: Vec<String>,
+        runtime_environment: Option<RuntimeEnvironment> = maybe(&of.runtime_environment),
+        /// Missing inputs.
+        awaited: Vec<String>,
+    }
+
+    /// Change of a watched job.
+    JobChange new(of: &v1::Job, tasks: &[v1::Task]) {
+        job: Job = of.into(),
+        /// Tasks with a new state.
+        changed: Vec<Task> = list(tasks),
+        #[serde(skip)]
+        ended: u32 = ["done", "failed", "cancelled"].iter().filter_map(|name| of.tasks_by_state.get(*name)).sum(),
+    }
+}
+
+/// Output of the tasks of a job.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct TaskLogs(pub(crate) Vec<TaskLog>);
+
+records! {
+    /// Output of a task.
+    TaskLog from of: v1::Task {
+        task: u64, name: String,
+        #[serde(skip)]
+        kernel: String,
+        state: &'static str = state(of.state),
+        node: Option<u32> = node(of),
+        /// Reason of a failure; empty if the task did not fail.
+        error: String,
+        /// Standard output and standard error, perhaps shortened.
+        stdout: String,
+        stderr: String,
+    }
+}
+
+columns! { job: Job {
+    right "JOB" => job.job,
+    left "NAME" => job.name,
+    left "STATE" => job.state,
+    right "TASKS" => format!("{}/{}", job.tasks_by_state.get("done").copied().unwrap_or(0), job.tasks_total),
+    left "POLICY" => job.policy(),
+    right "USER" => job.uid,
+    left "SUBMITTED (UTC)" => job.submitted,
+    right "TIME" => lasted(job.submitted, job.ended),
+    left "ENERGY" => energy::cell(&job.energy),
+    left "NOTE" => job.waits,
+} }
+
+columns! { task: Task {
+    left "TASK" => task.name,
+    left "KERNEL" => task.kernel,
+    left "STATE" => task.state,
+    right "NODE" => dash(&task.node),
+    right "TRIES" => task.tries,
+    right "TIME" => lasted(task.start, task.end),
+    right "IN" => task.read_bytes,
+    right "OUT" => task.written_bytes,
+    right "TRANSFER" => task.transferred_bytes,
+    left "NOTE" => task.note(),
+} }
+
+impl Report for Jobs {
+    fn text(&self, out: &mut Text) {
+        match self.0.is_empty() {
+            true => writeln!(out, "no jobs; start one with `tidemill submit SCRIPT`"),
+            false => out.table(&self.0),
         }
-        jobs_text(&self.0, out)
-    }
-
-    fn json(&self) -> Value {
-        self.0.iter().map(job_json).collect()
     }
 }
 
-pub(crate) fn jobs_text(jobs: &[v1::Job], out: &mut dyn Write) -> io::Result<()> {
-    let header = [
-        "JOB",
-        "NAME",
-        "STATE",
-        "TASKS",
-        "POLICY",
-        "USER",
-        "SUBMITTED (UTC)",
-        "TIME",
-        "ENERGY",
-        "NOTE",
-    ];
-    let mut rows = table(&header, &[0, 3, 5, 7]);
-    for job in jobs {
-        rows.add_row([
-            job.job.to_string(),
-            job.name.clone(),
-            state(job.state).into(),
-            format!("{}/{}", done_tasks(job), job.tasks_total),
-            policy(job).into(),
-            job.uid.to_string(),
-            format::time(job.submitted),
-            lasted(job.submitted, job.ended),
-            energy::short(job.energy.as_ref()).unwrap_or_else(|| "-".into()),
-            waits(job).unwrap_or_default(),
-        ]);
-    }
-    write_table(out, &rows)
-}
-
-/// One job with its tasks.
-#[derive(Debug)]
-pub(crate) struct JobView(pub(crate) v1::Job);
-
-impl View for JobView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let job = &self.0;
-        writeln!(out, "{}", headline(job))?;
+impl Report for Job {
+    fn text(&self, out: &mut Text) {
+        writeln!(out, "{}", self.headline);
         writeln!(
             out,
             "script {}, files in {}, policy {}",
-            job.source,
-            job.workdir,
-            policy(job)
-        )?;
+            self.source,
+            self.workdir,
+            self.policy()
+        );
+        let took = lasted(self.submitted, self.ended);
         writeln!(
             out,
-            "submitted {} UTC, took {}, {} transferred between nodes\n",
-            format::time(job.submitted),
-            lasted(job.submitted, job.ended),
-            format::bytes(job.transferred_bytes),
-        )?;
-        if let Some(energy) = energy::text(job.energy.as_ref()) {
-            writeln!(out, "energy {energy}\n")?;
+            "submitted {} UTC, took {took}, {} transferred between nodes\n",
+            self.submitted, self.transferred_bytes,
+        );
+        if let Some(energy) = self.energy.as_ref().and_then(Energy::text) {
+            writeln!(out, "energy {energy}\n");
         }
-        let header = [
-            "TASK", "KERNEL", "STATE", "NODE", "TRIES", "TIME", "IN", "OUT", "TRANSFER", "NOTE",
-        ];
-        let mut rows = table(&header, &[3, 4, 5, 6, 7, 8]);
-        for task in &job.tasks {
-            rows.add_row([
-                task.name.clone(),
-                task.kernel.clone(),
-                state(task.state).into(),
-                node(task),
-                task.tries.to_string(),
-                lasted(task.start, task.end),
-                format::bytes(task.read_bytes),
-                format::bytes(task.written_bytes),
-                format::bytes(task.transferred_bytes),
-                note(task),
-            ]);
-        }
-        write_table(out, &rows)
-    }
-
-    fn json(&self) -> Value {
-        job_json(&self.0)
+        out.table(&self.tasks);
     }
 }
 
-/// One change of a watched job.
-#[derive(Debug)]
-pub(crate) struct ChangeView<'a> {
-    /// The job.
-    pub(crate) job: &'a v1::Job,
-    /// Tasks with a new state.
-    pub(crate) changed: &'a [v1::Task],
-}
-
-impl View for ChangeView<'_> {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let ended = ended_tasks(self.job);
-        for task in self.changed {
-            let mut line = format!(
-                "[{ended}/{}] {} ({}) {}",
-                self.job.tasks_total,
-                task.name,
-                task.kernel,
-                state(task.state)
-            );
-            if has_node(task) {
-                line = format!("{line} on node {}", task.node);
-            }
-            if task.end > task.start && task.start > 0 {
-                line = format!("{line}, {}", lasted(task.start, task.end));
-            }
-            if !task.error.is_empty() {
-                line = format!("{line}: {}", task.error);
-            }
-            if task.reused_task != 0 {
-                line = format!("{line}, result of job {}", task.reused_job);
-            }
-            writeln!(out, "{line}")?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "job": job_json(self.job),
-            "changed": self.changed.iter().map(task_json).collect::<Vec<_>>(),
-        })
-    }
-}
-
-/// Output of tasks, standard output (`>`) before standard error (`|`), and the reasons of failures.
-#[derive(Debug)]
-pub(crate) struct LogsView(pub(crate) Vec<v1::Task>);
-
-impl View for LogsView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        for task in &self.0 {
+impl Report for JobChange {
+    fn text(&self, out: &mut Text) {
+        for task in &self.changed {
+            let (ended, total, name) = (self.ended, self.job.tasks_total, &task.name);
             write!(
                 out,
-                "== {} ({}), {}",
-                task.name,
-                task.kernel,
-                state(task.state)
-            )?;
-            if has_node(task) {
-                write!(out, " on node {}", task.node)?;
+                "[{ended}/{total}] {name} ({}) {}",
+                task.kernel, task.state
+            );
+            if let Some(node) = task.node {
+                write!(out, " on node {node}");
             }
-            writeln!(out, " ==")?;
+            if task.end > task.start && task.start.0 > 0 {
+                write!(out, ", {}", lasted(task.start, task.end));
+            }
             if !task.error.is_empty() {
-                writeln!(out, "{}", task.error)?;
+                write!(out, ": {}", task.error);
+            }
+            if let Some(job) = task.reused_job {
+                write!(out, ", result of job {job}");
+            }
+            writeln!(out);
+        }
+    }
+}
+
+/// Shows standard output (`>`) before standard error (`|`).
+impl Report for TaskLogs {
+    fn text(&self, out: &mut Text) {
+        for task in &self.0 {
+            let node = task
+                .node
+                .map_or_else(String::new, |node| format!(" on node {node}"));
+            writeln!(
+                out,
+                "== {} ({}), {}{node} ==",
+                task.name, task.kernel, task.state
+            );
+            if !task.error.is_empty() {
+                writeln!(out, "{}", task.error);
             }
             for (mark, text) in [('>', &task.stdout), ('|', &task.stderr)] {
                 for line in text.lines() {
-                    writeln!(out, "  {mark} {line}")?;
+                    writeln!(out, "  {mark} {line}");
                 }
             }
         }
-        Ok(())
     }
+}
 
-    fn json(&self) -> Value {
-        let log = |task: &v1::Task| {
-            json!({
-                "task": task.task, "name": task.name, "state": state(task.state),
-                "node": node_or_null(task), "error": task.error,
-                "stdout": task.stdout, "stderr": task.stderr,
-            })
-        };
-        self.0.iter().map(log).collect()
+impl Job {
+    fn policy(&self) -> &str {
+        match self.policy.as_str() {
+            "" => "default",
+            policy => policy,
+        }
+    }
+}
+
+impl Task {
+    fn note(&self) -> String {
+        if let Some(first) = self.error.lines().next() {
+            return first.to_owned();
+        }
+        match (self.reused_job, self.awaited.as_slice()) {
+            (Some(job), _) => format!("result of job {job} used again"),
+            (None, []) => String::new(),
+            (None, [first]) => format!("waits for {first}"),
+            (None, [first, rest @ ..]) => format!("waits for {first} and {} more", rest.len()),
+        }
     }
 }
 
@@ -230,151 +286,39 @@ pub(crate) fn waits(job: &v1::Job) -> Option<String> {
     Some(format!("{tasks} held up: {why}"))
 }
 
-/// Returns the policy's name; jobs without a policy have the cluster's policy.
-fn policy(job: &v1::Job) -> &str {
-    if job.policy.is_empty() {
-        "default"
-    } else {
-        &job.policy
-    }
-}
-
-/// Returns the number of tasks that succeeded.
-fn done_tasks(job: &v1::Job) -> u32 {
-    job.tasks_by_state.get("done").copied().unwrap_or(0)
-}
-
-/// Returns the number of tasks that have ended, with success or without.
-pub(crate) fn ended_tasks(job: &v1::Job) -> u32 {
-    let ended = ["done", "failed", "cancelled"];
-    ended
-        .iter()
-        .filter_map(|name| job.tasks_by_state.get(*name))
-        .sum()
-}
-
 /// Returns whether a job has ended.
 pub(crate) fn has_ended(job: &v1::Job) -> bool {
     use v1::State;
     matches!(job.state(), State::Done | State::Failed | State::Cancelled)
 }
 
-/// Returns the node that a task was sent to, as text.
-fn node(task: &v1::Task) -> String {
-    if has_node(task) {
-        task.node.to_string()
-    } else {
-        "-".into()
-    }
+/// Returns the name of a state from the network.
+pub(crate) fn state(number: i32) -> &'static str {
+    state_name(v1::State::try_from(number).unwrap_or(v1::State::Unspecified))
 }
 
-/// Returns whether a task was sent to a node. A task that was cancelled before has no try.
-fn has_node(task: &v1::Task) -> bool {
+/// Returns the node that a task was sent to. A task that was cancelled before has no try.
+fn node(task: &v1::Task) -> Option<u32> {
     use v1::State;
-    match task.state() {
+    let sent = match task.state() {
         State::Unspecified | State::Waiting | State::Ready => false,
         State::Sent | State::Running | State::Done => true,
         State::Failed | State::Cancelled => task.tries > 0 || task.start > 0,
-    }
-}
-
-fn node_or_null(task: &v1::Task) -> Value {
-    if has_node(task) {
-        task.node.into()
-    } else {
-        Value::Null
-    }
-}
-
-fn note(task: &v1::Task) -> String {
-    if !task.error.is_empty() {
-        return task.error.lines().next().unwrap_or_default().into();
-    }
-    if task.reused_task != 0 {
-        return format!("result of job {} used again", task.reused_job);
-    }
-    match task.awaited.as_slice() {
-        [] => String::new(),
-        [first] => format!("waits for {first}"),
-        [first, rest @ ..] => format!("waits for {first} and {} more", rest.len()),
-    }
+    };
+    sent.then_some(task.node)
 }
 
 /// Returns the time between two points; until now if the second is not known, `-` if the first is not.
-fn lasted(from: i64, to: i64) -> String {
-    if from == 0 {
-        return "-".into();
-    }
-    let now = || {
-        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
-        since.map_or(0, |since| {
-            i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
-        })
-    };
-    let to = if to == 0 { now() } else { to };
-    format::span(u64::try_from(to - from).unwrap_or(0))
-}
-
-/// Returns a job as JSON, with its tasks.
-pub(crate) fn job_json(job: &v1::Job) -> Value {
-    json!({
-        "job": job.job,
-        "name": job.name,
-        "source": job.source,
-        "workdir": job.workdir,
-        "uid": job.uid,
-        "policy": job.policy,
-        "state": state(job.state),
-        "submitted": job.submitted,
-        "ended": job.ended,
-        "tasks_total": job.tasks_total,
-        "tasks_by_state": job.tasks_by_state.iter().collect::<std::collections::BTreeMap<_, _>>(),
-        "transferred_bytes": job.transferred_bytes,
-        "energy": energy::value(job.energy.as_ref()),
-        "awaited": job.awaited,
-        "awaited_total": job.awaited_total,
-        "held_up": job.held_up,
-        "held_up_total": job.held_up_total,
-        "tasks": job.tasks.iter().map(task_json).collect::<Vec<_>>(),
-    })
-}
-
-fn task_json(task: &v1::Task) -> Value {
-    json!({
-        "task": task.task,
-        "name": task.name,
-        "kernel": task.kernel,
-        "kernel_hash": task.kernel_hash,
-        "state": state(task.state),
-        "node": node_or_null(task),
-        "tries": task.tries,
-        "start": task.start,
-        "kernel_start": task.kernel_start,
-        "end": task.end,
-        "hash_ns": task.hash_ns,
-        "read_bytes": task.read_bytes,
-        "written_bytes": task.written_bytes,
-        "transferred_bytes": task.transferred_bytes,
-        "memory_outputs": task.memory_outputs,
-        "in_memory_bytes": task.in_memory_bytes,
-        "cpu_ns": task.cpu_ns,
-        "memory_bytes": task.memory_bytes,
-        "energy": energy::value(task.energy.as_ref()),
-        "reused_task": (task.reused_task != 0).then_some(task.reused_task),
-        "reused_job": (task.reused_task != 0).then_some(task.reused_job),
-        "error": task.error,
-        "inputs": task.inputs,
-        "selections": task.selections,
-        "outputs": task.outputs,
-        "args": task.args,
-        "runtime_environment": super::lineage::runtime_environment(task.runtime_environment.as_ref()),
-        "awaited": task.awaited,
-    })
+fn lasted(from: Time, to: Time) -> String {
+    let to = if to.0 == 0 { format::now() } else { to };
+    let span = Span(u64::try_from(to.0 - from.0).unwrap_or(0));
+    dash(&(from.0 != 0).then_some(span))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::output::text_of;
 
     fn job() -> v1::Job {
         let task = v1::Task {
@@ -401,12 +345,6 @@ mod tests {
         }
     }
 
-    fn text(view: &dyn View) -> String {
-        let mut out = Vec::new();
-        view.text(&mut out).unwrap();
-        String::from_utf8(out).unwrap()
-    }
-
     #[test]
     fn failed_job_shows_task_node_and_reason() {
         let job = job();
@@ -414,28 +352,24 @@ mod tests {
             headline(&job),
             "job 7 j: failed, 0 of 2 tasks done, 1 failed, 1 cancelled"
         );
-        let view = ChangeView {
-            job: &job,
-            changed: &job.tasks,
-        };
         assert_eq!(
-            text(&view),
+            text_of(&JobChange::new(&job, &job.tasks)),
             "[2/2] a (mean) failed on node 2, 2.50 s: exit code 3\n"
         );
-        let logs = text(&LogsView(job.tasks.clone()));
         assert_eq!(
-            logs,
+            text_of(&TaskLogs(list(&job.tasks))),
             "== a (mean), failed on node 2 ==\nexit code 3\n  > half\n  | one\n  | two\n"
         );
-        assert!(text(&JobView(job)).contains("exit code 3"));
+        assert!(text_of(&Job::from(&job)).contains("exit code 3"));
     }
 
     #[test]
     fn job_list_counts_only_successful_tasks_as_done() {
         let mut job = job();
-        assert!(text(&JobsView(vec![job.clone()])).contains(" 0/2 "));
+        let jobs = |job: &v1::Job| text_of(&Jobs(vec![job.into()]));
+        assert!(jobs(&job).contains(" 0/2 "));
         job.tasks_by_state = [("done".into(), 1), ("cancelled".into(), 1)].into();
-        assert!(text(&JobsView(vec![job])).contains(" 1/2 "));
+        assert!(jobs(&job).contains(" 1/2 "));
     }
 
     #[test]
@@ -447,7 +381,8 @@ mod tests {
             ..job()
         };
         assert!(headline(&waiting).ends_with(", waits for /w/a and 2 more files"));
-        assert!(text(&JobsView(vec![waiting])).contains("waits for /w/a and 2 more files"));
+        let text = text_of(&Jobs(vec![Job::from(&waiting)]));
+        assert!(text.contains("waits for /w/a and 2 more files"));
         assert_eq!(waits(&job()), None);
     }
 
@@ -457,8 +392,8 @@ mod tests {
             state: v1::State::Waiting.into(),
             ..v1::Task::default()
         };
-        assert_eq!(task_json(&task)["node"], Value::Null);
+        assert_eq!(Task::from(&task).node, None);
         task.state = v1::State::Sent.into();
-        assert_eq!(task_json(&task)["node"], 0);
+        assert_eq!(Task::from(&task).node, Some(0));
     }
 }

@@ -1,57 +1,99 @@
 //! Results of a reduction.
 
-use super::{View, table, write_table};
-use serde_json::Value as Json;
-use std::io::{self, Write};
-use tidemill_core::display::line;
+use super::table::Text;
+use super::{Report, records};
+use schemars::JsonSchema;
+use serde::{Serialize, Serializer};
+use serde_json::Value;
+use std::collections::BTreeMap;
 use tidemill_kernel::reduction::{ResultAxis, ResultFormat, ResultTable};
 
 /// Maximum number of cells that are shown in columns; a larger result is shown as CSV.
 const ROWS_MAX: usize = 1000;
 
-/// Result.
-#[derive(Debug)]
-pub(crate) struct TableView(pub(crate) ResultTable);
+/// Result of a reduction.
+#[derive(Debug, JsonSchema)]
+pub(crate) struct Reduced(#[schemars(with = "ReducedForm")] pub(crate) ResultTable);
 
-impl View for TableView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let Self(of) = self;
-        let none = || "-".to_owned();
-        if of.axes.is_empty() {
-            for field in &of.fields {
-                let value = field.values.text(0).unwrap_or_else(none);
-                match of.fields.len() {
-                    1 => writeln!(out, "{value}")?,
-                    _ => writeln!(out, "{:8}{value}", of.title(field))?,
-                }
-            }
-            return Ok(());
-        }
-        if of.cells() > ROWS_MAX {
-            return of.write(ResultFormat::Csv, out).map_err(io::Error::other);
-        }
-        let names = of.axes.iter().map(|axis| line(&axis.name).to_uppercase());
-        let fields = of.fields.iter().map(|field| of.title(field).to_uppercase());
-        let names: Vec<String> = names.chain(fields).collect();
-        let names: Vec<&str> = names.iter().map(String::as_str).collect();
-        let numbers: Vec<usize> = (of.axes.len()..names.len()).collect();
-        let mut rows = table(&names, &numbers);
-        let known: Vec<Vec<String>> = of.axes.iter().map(ResultAxis::names).collect();
-        for cell in 0..of.cells() {
-            let labels = known
-                .iter()
-                .zip(of.indices(cell))
-                .map(|(names, index)| line(&names[index]));
-            let values = of
-                .fields
-                .iter()
-                .map(|field| field.values.text(cell).unwrap_or_else(none));
-            rows.add_row(labels.chain(values));
-        }
-        write_table(out, &rows)
+impl Serialize for Reduced {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        self.0.json().serialize(serializer)
+    }
+}
+
+/// Form of a result: of one variable, or of several variables.
+#[derive(JsonSchema)]
+#[serde(untagged)]
+#[expect(
+    dead_code,
+    reason = "the schema of a value that another crate serialises"
+)]
+enum ReducedForm {
+    One {
+        #[serde(flatten)]
+        variable: ReducedVariable,
+        dimensions: Vec<ReducedDimension>,
+    },
+    Several {
+        variables: Vec<ReducedVariable>,
+        dimensions: Vec<ReducedDimension>,
+    },
+}
+
+records! {
+    /// Dimension of the result.
+    ReducedDimension {
+        name: String, length: usize,
+        /// Coordinates.
+        values: Option<Vec<Value>>,
+        units: Option<String>,
+        /// Names of the groups, such as months.
+        labels: Option<Vec<String>>,
     }
 
-    fn json(&self) -> Json {
-        self.0.json()
+    /// Results of a variable.
+    ReducedVariable {
+        variable: String, units: Option<String>,
+        /// Values of each reduction, by its name; the last dimension varies fastest. Missing values are null.
+        values: BTreeMap<String, Value>,
+    }
+}
+
+impl Report for Reduced {
+    fn text(&self, out: &mut Text) {
+        let of = &self.0;
+        let value = |field: &tidemill_kernel::reduction::ResultField, cell| {
+            super::dash(&field.values.text(cell))
+        };
+        if of.axes.is_empty() {
+            for field in &of.fields {
+                match of.fields.len() {
+                    1 => writeln!(out, "{}", value(field, 0)),
+                    _ => writeln!(out, "{:8}{}", of.title(field), value(field, 0)),
+                }
+            }
+            return;
+        }
+        if of.cells() > ROWS_MAX {
+            let mut csv = Vec::new();
+            if of.write(ResultFormat::Csv, &mut csv).is_ok() {
+                out.push(&String::from_utf8_lossy(&csv));
+            }
+            return;
+        }
+        let axes = of.axes.iter().map(|axis| (axis.name.to_uppercase(), false));
+        let fields = of
+            .fields
+            .iter()
+            .map(|field| (of.title(field).to_uppercase(), true));
+        let titles: Vec<_> = axes.chain(fields).collect();
+        let known: Vec<Vec<String>> = of.axes.iter().map(ResultAxis::names).collect();
+        let rows = (0..of.cells()).map(|cell| {
+            let labels = known.iter().zip(of.indices(cell));
+            let labels = labels.map(|(names, index)| names[index].clone());
+            let values = of.fields.iter().map(|field| value(field, cell));
+            labels.chain(values).collect()
+        });
+        out.grid(&titles, rows);
     }
 }

@@ -1,113 +1,106 @@
-//! Remotes.
+//! RemoteList: external storage that the cluster knows.
 
-use super::{View, table, write_table};
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use super::table::{Text, columns, listing};
+use super::{Report, exact, maybe, records};
+use crate::format::{self, Bytes, Time};
+use schemars::JsonSchema;
+use serde::Serialize;
 use tidemill_client::users;
 use tidemill_core::display::line;
 use tidemill_node::backend::packs::recovery::Recovered;
 use tidemill_wire::v1;
 
-/// Output of `tidemill remote list`.
-#[derive(Debug)]
-pub(crate) struct RemotesView(pub(crate) Vec<v1::Remote>);
+/// List of remotes.
+#[derive(Debug, Serialize, JsonSchema)]
+pub(crate) struct RemoteList(pub(crate) Vec<Remote>);
 
-impl View for RemotesView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let titles = [
-            "REMOTE",
-            "ADDRESS",
-            "WRITES",
-            "BY",
-            "ADDED (UTC)",
-            "DIRECTORY",
-            "SCANNED (UTC)",
-        ];
-        let mut rows = table(&titles, &[]);
-        for remote in &self.0 {
-            rows.add_row([
-                line(&remote.name),
-                line(&remote.uri),
-                if remote.read_only { "no" } else { "yes" }.to_owned(),
-                users::name(remote.uid),
-                format::time(remote.added),
-                attached(remote, |attachment| line(&attachment.directory)),
-                attached(remote, |attachment| match attachment.looked {
-                    0 => "not yet".to_owned(),
-                    looked => format::time(looked),
-                }),
-            ]);
-        }
-        write_table(out, &rows)?;
-        for remote in &self.0 {
-            let Some(attachment) = &remote.attachment else {
-                continue;
-            };
-            if !attachment.trouble.is_empty() {
-                writeln!(out, "{}", line(&attachment.trouble))?;
+records! {
+    /// Remote.
+    Remote from of: v1::Remote {
+        remote: String = of.name.clone(),
+        uri: String, read_only: bool, uid: u32, added: Time,
+        attached: Option<Attachment> = maybe(&of.attachment),
+    }
+
+    /// Directory of the cluster with the objects of a remote.
+    Attachment from of: v1::Attachment {
+        directory: String,
+        /// Node that scans the remote.
+        node: u32,
+        /// Interval of scans in seconds.
+        every_s: u32,
+        uid: u32, gid: u32,
+        /// Mode of new directories, in octal digits.
+        mode: String = format!("{:03o}", of.mode),
+        /// Time of the last scan.
+        scanned: Time = Time(of.looked),
+        /// Number of objects with a file.
+        files: u64,
+        /// Number of objects that can be no file, and the key of one of them.
+        skipped: u64 = of.passed,
+        example: String,
+        /// Problem of the last scan; empty if there is none.
+        trouble: String,
+    }
+}
+
+columns! { remote: Remote {
+    left "REMOTE" => remote.remote,
+    left "ADDRESS" => remote.uri,
+    left "WRITES" => if remote.read_only { "no" } else { "yes" },
+    left "BY" => users::name(remote.uid),
+    left "ADDED (UTC)" => remote.added,
+    left "DIRECTORY" => super::dash(&remote.attached.as_ref().map(|one| &one.directory)),
+    left "SCANNED (UTC)" => match &remote.attached {
+        Some(Attachment { scanned: Time(0), .. }) => "not yet".to_owned(),
+        attached => super::dash(&attached.as_ref().map(|one| one.scanned)),
+    },
+} }
+
+impl Report for RemoteList {
+    fn text(&self, out: &mut Text) {
+        out.table(&self.0);
+        for (remote, attached) in self
+            .0
+            .iter()
+            .filter_map(|remote| Some((remote, remote.attached.as_ref()?)))
+        {
+            if !attached.trouble.is_empty() {
+                writeln!(out, "{}", line(&attached.trouble));
             }
-            if attachment.passed > 0 {
-                let count = format::count(attachment.passed, "object");
-                let (name, example) = (line(&remote.name), line(&attachment.example));
+            if attached.skipped > 0 {
+                let count = format::count(attached.skipped, "object");
+                let (name, example) = (line(&remote.remote), line(&attached.example));
                 writeln!(
                     out,
                     "remote {name}: {count} of the store can be no file of the directory, such as {example}"
-                )?;
+                );
             }
         }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        self.0.iter().map(remote_json).collect()
     }
 }
 
-fn attached(remote: &v1::Remote, shown: impl Fn(&v1::Attachment) -> String) -> String {
-    remote.attachment.as_ref().map_or("-".to_owned(), shown)
+listing! {
+    /// Files in the packs of a lost node.
+    RecoverableFiles of RecoverableFile
 }
 
-/// Output of `tidemill node recover-files`.
-#[derive(Debug)]
-pub(crate) struct RecoveredView(pub(crate) Vec<Recovered>);
-
-impl View for RecoveredView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let mut rows = table(&["FILE", "SIZE", "STORED (UTC)", ""], &[1]);
-        for file in &self.0 {
-            rows.add_row([
-                line(&file.name),
-                format::bytes(file.size),
-                format::time(i64::try_from(file.time_ns).unwrap_or(i64::MAX)),
-                if file.whole { "" } else { "incomplete" }.to_owned(),
-            ]);
-        }
-        write_table(out, &rows)
-    }
-
-    fn json(&self) -> Value {
-        let file = |file: &Recovered| {
-            json!({
-                "file": file.name, "bytes": file.size, "put": file.time_ns, "object": file.object, "whole": file.whole,
-            })
-        };
-        self.0.iter().map(file).collect()
+records! {
+    /// File in the packs of a lost node.
+    RecoverableFile from of: Recovered {
+        file: String = exact(&of.name),
+        bytes: Bytes = Bytes(of.size),
+        /// Time at which the file was stored.
+        put: Time = Time(i64::try_from(of.time_ns).unwrap_or(i64::MAX)),
+        object: u64,
+        /// Whether all parts of the file exist.
+        whole: bool,
     }
 }
 
-/// Returns a remote as JSON.
-pub(crate) fn remote_json(remote: &v1::Remote) -> Value {
-    let attachment = remote.attachment.as_ref().map(|attachment| {
-        json!({
-            "directory": attachment.directory, "node": attachment.node, "every_s": attachment.every_s,
-            "uid": attachment.uid, "gid": attachment.gid, "mode": format!("{:03o}", attachment.mode),
-            "looked": attachment.looked, "files": attachment.files, "passed_by": attachment.passed,
-            "example": attachment.example, "trouble": attachment.trouble,
-        })
-    });
-    json!({
-        "remote": remote.name, "uri": remote.uri, "read_only": remote.read_only,
-        "uid": remote.uid, "added": remote.added, "attached": attachment,
-    })
-}
+columns! { file: RecoverableFile {
+    left "FILE" => file.file,
+    right "SIZE" => file.bytes,
+    left "STORED (UTC)" => file.put,
+    left "STATE" => if file.whole { "" } else { "incomplete" },
+} }

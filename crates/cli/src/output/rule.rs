@@ -1,224 +1,259 @@
 //! Rules, hooks among them, and their runs.
 
-use super::hook::hook_json;
-use super::{View, table, write_table};
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use super::table::{Text, columns, listing};
+use super::{Report, given, list, maybe, records, sorted};
+use crate::format::{self, Bytes, Time};
+use std::collections::BTreeMap;
 use tidemill_client::users;
 use tidemill_core::display::{line, lines};
 use tidemill_wire::v1;
 
-/// Output of `tidemill rule list`.
-#[derive(Debug)]
-pub(crate) struct RulesView(pub(crate) Vec<v1::Rule>);
+listing! {
+    /// List of rules.
+    Rules of Rule
+}
 
-impl View for RulesView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "RULE",
-            "NAME",
-            "KIND",
-            "USER",
-            "STATE",
-            "REVISION",
-            "JOBS",
-            "DIRECTORY",
-            "PATTERN",
-        ];
-        let mut rows = table(&header, &[0, 5, 6]);
-        for rule in &self.0 {
-            rows.add_row([
-                rule.rule.to_string(),
-                line(&rule.name),
-                kind(rule).into(),
-                whose(rule),
-                state(rule).into(),
-                rule.revision.to_string(),
-                rule.jobs.to_string(),
-                line(&rule.workdir),
-                line(&rule.pattern),
-            ]);
+records! {
+    /// Rule, or hook: a rule with a map.
+    Rule from of: v1::Rule {
+        rule: u64, name: String,
+        /// `rule` or `hook`.
+        kind: &'static str = if of.hook.is_some() { "hook" } else { "rule" },
+        uid: u32,
+        /// Number of the version of the rule.
+        revision: u64,
+        paused: bool,
+        /// Whether the rule runs for files of all users.
+        for_all: bool,
+        /// Whether the rule is an attribute of its directory.
+        of_directory: bool,
+        /// The rule runs for files below this directory.
+        workdir: String,
+        pattern: String,
+        /// Time of the last change.
+        changed: Time,
+        /// Number of jobs of the rule that have not ended.
+        jobs: u32,
+        /// Text of the rule; absent in lists.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<String> = given(&of.text),
+        /// Number of runs by state; absent in lists.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        rule_runs: Option<BTreeMap<String, u64>> = (!of.text.is_empty()).then(|| sorted(&of.rule_runs)),
+        /// Whether the server still searches for existing files; absent in lists.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        walking: Option<bool> = (!of.text.is_empty()).then_some(of.walking),
+        /// Settings of a hook; absent for other rules.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hook: Option<Hook> = maybe(&of.hook),
+        #[serde(skip)]
+        counts: BTreeMap<String, u64> = sorted(&of.rule_runs),
+    }
+
+    /// Settings and results of a hook.
+    Hook from of: v1::Hook {
+        pattern: String, map: String, output: String, reduce: Option<String>,
+        /// Directory for the results of the map.
+        parts: Option<String>,
+        /// Number of files of a batch.
+        group: Option<u32>,
+        /// Name of the end-of-batch file.
+        marker: Option<String>,
+        /// Event that runs the map.
+        on: String,
+        /// `keep`, `delete` or `evict`.
+        inputs: String,
+        /// Limits of a batch: its time and the size of its files.
+        time: Option<String>,
+        size: Option<String>,
+        /// Number of dropped input files.
+        dropped: u64,
+        behind: HookBacklog = HookBacklog { files: of.lag_files, bytes: Bytes(of.lag_bytes), lags: of.lags },
+        batches: Vec<HookBatch> = list(&of.batches),
+    }
+
+    /// Files that are closed and not mapped yet.
+    HookBacklog {
+        files: u64, bytes: Bytes,
+        /// Whether maps run only after files are closed.
+        lags: bool,
+    }
+
+    /// Batch of a hook.
+    HookBatch from of: v1::HookBatch {
+        batch: u64, state: String, files: u64,
+        /// Number of files that are mapped.
+        mapped: u64,
+        /// Job of the reduction.
+        job: Option<u64> = given(&of.job),
+        begun: Time,
+        ended: Option<Time> = given(&of.ended),
+        /// Reason of a failure.
+        error: String,
+    }
+}
+
+columns! { rule: Rule {
+    right "RULE" => rule.rule,
+    left "NAME" => rule.name,
+    left "KIND" => rule.kind,
+    left "USER" => rule.owner(),
+    left "STATE" => rule.state(),
+    right "REVISION" => rule.revision,
+    right "JOBS" => rule.jobs,
+    left "DIRECTORY" => rule.workdir,
+    left "PATTERN" => rule.pattern,
+} }
+
+columns! { batch: HookBatch {
+    right "BATCH" => batch.batch,
+    left "STATE" => batch.state,
+    right "FILES" => batch.files,
+    right "MAPPED" => batch.mapped,
+    right "JOB" => batch.job.map_or_else(String::new, |job| job.to_string()),
+    left "WHY" => batch.error,
+} }
+
+impl Rule {
+    /// Returns the number of runs in each state.
+    fn runs(&self) -> String {
+        match self.counts.is_empty() {
+            true => "none yet".into(),
+            false => super::joined(
+                self.counts
+                    .iter()
+                    .map(|(state, count)| format!("{count} {state}")),
+            ),
         }
-        write_table(out, &rows)
     }
 
-    fn json(&self) -> Value {
-        self.0.iter().map(rule_json).collect()
+    /// Returns whether the rule runs for new files.
+    fn state(&self) -> &'static str {
+        if self.paused { "paused" } else { "active" }
     }
-}
 
-/// Returns the number of runs of a rule in each state.
-pub(super) fn counts(rule: &v1::Rule) -> String {
-    let mut rule_runs: Vec<_> = rule.rule_runs.iter().collect();
-    rule_runs.sort();
-    let counts = rule_runs
-        .iter()
-        .map(|(state, count)| format!("{count} {state}"));
-    let counts = counts.collect::<Vec<_>>().join(", ");
-    match counts.is_empty() {
-        true => "none yet".into(),
-        false => counts,
+    fn owner(&self) -> String {
+        let all = if self.for_all { ", for all" } else { "" };
+        users::name(self.uid) + all
     }
-}
 
-/// Returns the kind of a rule: a hook has a map.
-fn kind(rule: &v1::Rule) -> &'static str {
-    if rule.hook.is_some() { "hook" } else { "rule" }
-}
-
-/// Returns whether a rule runs for new files.
-pub(super) fn state(rule: &v1::Rule) -> &'static str {
-    if rule.paused { "paused" } else { "active" }
-}
-
-fn whose(rule: &v1::Rule) -> String {
-    let user = users::name(rule.uid);
-    if rule.for_all {
-        format!("{user}, for all")
-    } else {
-        user
+    fn title(&self) -> String {
+        let (kind, name, number, revision) =
+            (self.kind, line(&self.name), self.rule, self.revision);
+        format!("{kind} {name} (number {number}, revision {revision}) of")
     }
-}
 
-/// Output of `tidemill rule show` for a rule without a map.
-#[derive(Debug)]
-pub(crate) struct RuleView(pub(crate) v1::Rule);
-
-impl View for RuleView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let rule = &self.0;
+    fn hook(&self, hook: &Hook, out: &mut Text) {
+        let (owner, pattern) = (users::name(self.uid), line(&hook.pattern));
         writeln!(
             out,
-            "rule {} (number {}, revision {}) of {}: {}, changed {}",
-            line(&rule.name),
-            rule.rule,
-            rule.revision,
-            whose(rule),
-            state(rule),
-            format::time(rule.changed)
-        )?;
-        let counts = counts(rule);
-        writeln!(out, "runs: {counts}; jobs under way: {}", rule.jobs)?;
-        if rule.walking {
-            writeln!(out, "the server is still searching for existing files")?;
+            "{} {owner}: {}, for {pattern}",
+            self.title(),
+            self.state()
+        );
+        writeln!(out, "map     {} (on {})", line(&hook.map), hook.on);
+        if let Some(reduce) = &hook.reduce {
+            writeln!(out, "reduce  {}", line(reduce));
         }
-        write!(out, "\n{}", lines(&rule.text))?;
-        if rule.text.ends_with('\n') {
-            Ok(())
-        } else {
-            writeln!(out)
+        writeln!(out, "result  {}", line(&hook.output));
+        writeln!(
+            out,
+            "inputs  {}; {} dropped",
+            hook.inputs,
+            format::count(hook.dropped, "file")
+        );
+        writeln!(out, "files   {}", self.runs());
+        let HookBacklog { files, bytes, lags } = hook.behind;
+        if files > 0 {
+            let then = if lags {
+                ": maps lag behind, and run after files are closed"
+            } else {
+                ""
+            };
+            writeln!(
+                out,
+                "behind  {}, {bytes}{then}",
+                format::count(files, "file")
+            );
         }
-    }
-
-    fn json(&self) -> Value {
-        rule_json(&self.0)
+        if !hook.batches.is_empty() {
+            writeln!(out);
+            out.table(&hook.batches);
+        }
     }
 }
 
-/// Returns a rule as JSON, with the fields of a hook if it is a hook.
-pub(crate) fn rule_json(rule: &v1::Rule) -> Value {
-    let mut shown = json!({
-        "rule": rule.rule,
-        "name": rule.name,
-        "kind": kind(rule),
-        "uid": rule.uid,
-        "revision": rule.revision,
-        "paused": rule.paused,
-        "for_all": rule.for_all,
-        "of_directory": rule.of_directory,
-        "workdir": rule.workdir,
-        "pattern": rule.pattern,
-        "changed": rule.changed,
-        "jobs": rule.jobs,
-    });
-    if !rule.text.is_empty() {
-        shown["text"] = json!(rule.text);
-        shown["rule_runs"] = json!(rule.rule_runs);
-        shown["walking"] = json!(rule.walking);
-    }
-    if let Some(hook) = &rule.hook {
-        shown["hook"] = hook_json(hook);
-    }
-    shown
-}
-
-/// Output of `tidemill rule test`.
-#[derive(Debug)]
-pub(crate) struct TestView(pub(crate) v1::TestRuleReply);
-
-impl View for TestView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        if !self.0.matches {
-            return writeln!(out, "{}", lines(&self.0.why));
+impl Report for Rule {
+    fn text(&self, out: &mut Text) {
+        if let Some(hook) = &self.hook {
+            return self.hook(hook, out);
         }
-        let mut captures: Vec<_> = self.0.captures.iter().collect();
-        captures.sort();
-        for (name, value) in captures {
-            writeln!(out, "{{{}}} = {}", line(name), line(value))?;
+        let (owner, state, changed) = (self.owner(), self.state(), self.changed);
+        writeln!(out, "{} {owner}: {state}, changed {changed}", self.title());
+        writeln!(out, "runs: {}; jobs under way: {}", self.runs(), self.jobs);
+        if self.walking == Some(true) {
+            writeln!(out, "the server is still searching for existing files");
         }
-        write!(out, "{}", lines(&self.0.script))
-    }
-
-    fn json(&self) -> Value {
-        json!({
-            "matches": self.0.matches,
-            "why": self.0.why,
-            "captures": self.0.captures,
-            "script": self.0.script,
-        })
+        let text = lines(self.text.as_deref().unwrap_or_default());
+        writeln!(out, "\n{}", text.strip_suffix('\n').unwrap_or(&text));
     }
 }
 
-/// Output of `tidemill rule log`.
-#[derive(Debug)]
-pub(crate) struct LogView(pub(crate) Vec<v1::RuleRun>);
-
-impl View for LogView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "RUN",
-            "QUEUED (UTC)",
-            "STATE",
-            "JOB",
-            "DEPTH",
-            "FILE",
-            "WHY",
-        ];
-        let mut rows = table(&header, &[0, 3, 4]);
-        for one in &self.0 {
-            rows.add_row([
-                one.rule_run.to_string(),
-                format::time(one.queued),
-                line(&one.state),
-                if one.job == 0 {
-                    String::new()
-                } else {
-                    one.job.to_string()
-                },
-                one.depth.to_string(),
-                line(&one.path),
-                line(&one.error),
-            ]);
-        }
-        write_table(out, &rows)
-    }
-
-    fn json(&self) -> Value {
-        let shown = self.0.iter().map(|one| {
-            json!({
-                "rule_run": one.rule_run,
-                "path": one.path,
-                "object": one.object,
-                "state": one.state,
-                "job": (one.job != 0).then_some(one.job),
-                "task": (one.task != 0).then_some(one.task),
-                "depth": one.depth,
-                "queued": one.queued,
-                "ended": (one.ended != 0).then_some(one.ended),
-                "error": one.error,
-            })
-        });
-        shown.collect()
+records! {
+    /// Outcome of the test of a rule with a file.
+    RuleTest from of: v1::TestRuleReply {
+        /// Whether the rule runs for the file.
+        matches: bool,
+        /// Reason why the rule does not run for the file.
+        why: String,
+        /// Values of the variables of the pattern.
+        captures: BTreeMap<String, String> = sorted(&of.captures),
+        /// Job of the file.
+        script: String,
     }
 }
+
+impl Report for RuleTest {
+    fn text(&self, out: &mut Text) {
+        if !self.matches {
+            return writeln!(out, "{}", lines(&self.why));
+        }
+        for (name, value) in &self.captures {
+            writeln!(out, "{{{}}} = {}", line(name), line(value));
+        }
+        write!(out, "{}", lines(&self.script));
+    }
+}
+
+listing! {
+    /// Runs of a rule, the newest first.
+    RuleLog of RuleRun
+}
+
+records! {
+    /// Run of a rule.
+    RuleRun from of: v1::RuleRun {
+        rule_run: u64,
+        /// File that triggered the run.
+        path: String,
+        object: u64, state: String,
+        job: Option<u64> = given(&of.job),
+        task: Option<u64> = given(&of.task),
+        /// Number of rules before this one in a chain.
+        depth: u32,
+        queued: Time,
+        ended: Option<Time> = given(&of.ended),
+        /// Reason of a failure.
+        error: String,
+    }
+}
+
+columns! { run: RuleRun {
+    right "RUN" => run.rule_run,
+    left "QUEUED (UTC)" => run.queued,
+    left "STATE" => run.state,
+    right "JOB" => run.job.map_or_else(String::new, |job| job.to_string()),
+    right "DEPTH" => run.depth,
+    left "FILE" => run.path,
+    left "WHY" => run.error,
+} }

@@ -1,113 +1,109 @@
 //! Metadata of files, and locations of their bytes.
 
-use super::files::{entry_json, kind_name, mode};
-use super::{View, table, write_table};
+use super::files::Metadata;
+use super::table::{Text, columns};
+use super::{Report, records};
 use crate::files::ClusterPath;
-use crate::format;
-use serde_json::{Value, json};
+use crate::format::Bytes;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::io::{self, Write};
 use tidemill_client::users;
 use tidemill_core::display::line;
 use tidemill_wire::v1;
 
-/// Output of `tidemill stat` for one path.
-#[derive(Debug)]
-pub(crate) struct StatView {
-    /// Path.
-    pub(crate) path: ClusterPath,
-    /// Entry of the path.
-    pub(crate) entry: v1::Entry,
-    /// Layout of a file in the server's form.
-    pub(crate) layout: Option<Value>,
-    /// Nodes of the cluster.
-    pub(crate) nodes: Vec<v1::Node>,
-}
-
-impl View for StatView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        match &self.layout {
-            Some(layout) => writeln!(out, "{}: {}", self.path, summary(layout))?,
-            None => writeln!(out, "{}: {}", self.path, kind_name(&self.entry))?,
-        }
-        let attr = self.entry.attr.unwrap_or_default();
-        writeln!(
-            out,
-            "mode {}, owner {}, group {}, modified {} (UTC), inode {}",
-            mode(&self.entry),
-            line(&users::name(attr.uid)),
-            attr.gid,
-            format::time(attr.mtime),
-            attr.ino
-        )?;
-        match &self.layout {
-            Some(layout) => self.parts_text(layout, out),
-            None => Ok(()),
-        }
-    }
-
-    fn json(&self) -> Value {
-        let mut shown = entry_json(&self.entry);
-        if let Some(shown) = shown.as_object_mut() {
-            shown.remove("name");
-            shown.insert("path".into(), json!(self.path));
-            let layout = self.layout.as_ref().and_then(Value::as_object);
-            shown.extend(layout.cloned().into_iter().flatten());
-        }
-        shown
+records! {
+    /// Metadata of a path, and the layout of a file.
+    Stat new(path: ClusterPath, entry: &v1::Entry, layout: Option<Layout>, nodes: &[v1::Node]) {
+        path: ClusterPath,
+        #[serde(flatten)]
+        metadata: Metadata = entry.into(),
+        #[serde(flatten)]
+        layout: Option<Layout>,
+        /// Hosts of nodes.
+        #[serde(skip)]
+        hosts: Vec<(u32, String)> = nodes.iter().map(|node| (node.node, node.host.clone())).collect(),
     }
 }
 
-impl StatView {
-    fn parts_text(&self, layout: &Value, out: &mut dyn Write) -> io::Result<()> {
-        let parts = parts(layout);
-        let header = ["OFFSET", "SIZE", "OBJECT", "NODE", "STATE", "HOST"];
-        let mut rows = table(&header, &[0, 1, 3]);
-        for part in parts {
-            for replica in part["replicas"].as_array().into_iter().flatten() {
-                let node = replica["node"].as_u64().unwrap_or(0);
-                rows.add_row([
-                    part["offset"].to_string(),
-                    format::bytes(part["size"].as_u64().unwrap_or(0)),
-                    part["object"].as_str().unwrap_or_default().to_owned(),
-                    node.to_string(),
-                    replica["state"].as_str().unwrap_or_default().to_owned(),
-                    line(self.host(node).unwrap_or_default()),
-                ]);
-            }
-        }
-        write_table(out, &rows)?;
-        for part in parts {
-            if let Some(note) = self.note(part, wanted(layout)) {
-                writeln!(out, "{note}")?;
-            }
-        }
-        Ok(())
-    }
+/// Layout of a file.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Layout {
+    /// `whole`, `striped` or `extents`.
+    layout: String,
+    #[serde(skip_serializing)]
+    version: u64,
+    #[serde(skip_serializing)]
+    size: u64,
+    /// Wanted number of replicas.
+    replicas: u64,
+    /// Stripe size in bytes; absent if the file is not striped.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    unit: Option<u64>,
+    /// Number of extents; absent if the file has none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    extents: Option<u64>,
+    pub(crate) parts: Vec<Part>,
+}
 
-    fn host(&self, node: u64) -> Option<&str> {
-        let mut nodes = self.nodes.iter();
-        let found = nodes.find(|one| u64::from(one.node) == node)?;
-        Some(&found.host)
+/// Part of a file on one node.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Part {
+    /// Offset of the first byte in the file.
+    #[serde(default)]
+    offset: u64,
+    /// Number of bytes.
+    pub(crate) size: u64,
+    /// Id of the object, in 16 hexadecimal digits.
+    #[serde(default)]
+    object: String,
+    pub(crate) replicas: Vec<Replica>,
+}
+
+/// Replica of a part.
+#[derive(Clone, Debug, Serialize, Deserialize, JsonSchema)]
+pub(crate) struct Replica {
+    node: u32,
+    /// State, such as `current`, `coming`, `offline`, `lost` or `corrupt`.
+    pub(crate) state: String,
+}
+
+/// Replica of a part with its host: a row of the table.
+pub(crate) struct Place {
+    part: Part,
+    replica: Replica,
+    host: String,
+}
+
+columns! { place: Place {
+    right "OFFSET" => place.part.offset,
+    right "SIZE" => Bytes(place.part.size),
+    left "OBJECT" => place.part.object,
+    right "NODE" => place.replica.node,
+    left "STATE" => place.replica.state,
+    left "HOST" => place.host,
+} }
+
+impl Stat {
+    fn host(&self, node: u32) -> Option<&str> {
+        let mut hosts = self.hosts.iter();
+        Some(&hosts.find(|(number, _)| *number == node)?.1)
     }
 
     /// Returns a note about a fault of a part.
-    fn note(&self, part: &Value, wanted: u64) -> Option<String> {
-        let replicas = part["replicas"].as_array()?;
-        let current: Vec<u64> = replicas
+    fn note(&self, part: &Part, wanted: usize) -> Option<String> {
+        let current = part
+            .replicas
             .iter()
-            .filter(|replica| replica["state"] == "current")
-            .filter_map(|replica| replica["node"].as_u64())
-            .collect();
-        if (current.len() as u64) < wanted {
-            let missing = wanted - current.len() as u64;
+            .filter(|replica| replica.state == "current");
+        let current: Vec<u32> = current.map(|replica| replica.node).collect();
+        if current.len() < wanted {
+            let missing = match wanted - current.len() {
+                1 => "1 replica is".to_owned(),
+                missing => format!("{missing} replicas are"),
+            };
             return Some(format!(
-                "{} missing: made as soon as nodes with space are up",
-                if missing == 1 {
-                    "1 replica is".into()
-                } else {
-                    format!("{missing} replicas are")
-                }
+                "{missing} missing: made as soon as nodes with space are up"
             ));
         }
         let hosts: BTreeSet<_> = current.iter().map(|&node| self.host(node)).collect();
@@ -117,32 +113,60 @@ impl StatView {
     }
 }
 
-/// Returns size, stripes, version and wanted number of replicas.
-fn summary(layout: &Value) -> String {
-    let wanted = match wanted(layout) {
-        1 => "1 replica".into(),
-        wanted => format!("{wanted} replicas"),
-    };
-    format!(
-        "{}, {}version {}, {wanted} wanted",
-        format::bytes(layout["size"].as_u64().unwrap_or(0)),
-        stripes(layout),
-        layout["version"]
-    )
+impl Layout {
+    /// Returns size, stripes, version and wanted number of replicas.
+    fn summary(&self) -> String {
+        let wanted = match self.replicas {
+            1 => "1 replica".into(),
+            wanted => format!("{wanted} replicas"),
+        };
+        let stripes = match (self.unit, self.extents) {
+            (Some(unit), _) => format!("stripes of {}, ", Bytes(unit)),
+            (None, Some(extents)) => format!("{extents} extents, "),
+            (None, None) => String::new(),
+        };
+        format!(
+            "{}, {stripes}version {}, {wanted} wanted",
+            Bytes(self.size),
+            self.version
+        )
+    }
 }
 
-fn wanted(layout: &Value) -> u64 {
-    layout["replicas"].as_u64().unwrap_or(1)
-}
-
-fn parts(layout: &Value) -> &[Value] {
-    layout["parts"].as_array().map_or(&[], Vec::as_slice)
-}
-
-fn stripes(layout: &Value) -> String {
-    let unit = layout["unit"].as_u64();
-    let stripes = unit.map(|unit| format!("stripes of {}, ", format::bytes(unit)));
-    let extents = layout["extents"].as_u64();
-    let extents = || extents.map(|count| format!("{count} extents, "));
-    stripes.or_else(extents).unwrap_or_default()
+impl Report for Stat {
+    fn text(&self, out: &mut Text) {
+        let metadata = &self.metadata;
+        match &self.layout {
+            Some(layout) => writeln!(out, "{}: {}", self.path, layout.summary()),
+            None => writeln!(out, "{}: {}", self.path, metadata.kind),
+        }
+        writeln!(
+            out,
+            "mode {}, owner {}, group {}, modified {} (UTC), inode {}",
+            metadata.listed_mode,
+            line(&users::name(metadata.uid)),
+            metadata.gid,
+            metadata.mtime,
+            metadata.inode
+        );
+        let Some(layout) = &self.layout else { return };
+        let mut places = Vec::new();
+        for part in &layout.parts {
+            let replicas = part.replicas.iter();
+            places.extend(replicas.map(|replica| Place {
+                part: part.clone(),
+                replica: replica.clone(),
+                host: self.host(replica.node).unwrap_or_default().to_owned(),
+            }));
+        }
+        out.table(&places);
+        let wanted = usize::try_from(layout.replicas).unwrap_or(usize::MAX);
+        for note in layout
+            .parts
+            .iter()
+            .filter_map(|part| self.note(part, wanted))
+        {
+            writeln!(out, "{note}");
+        }
+    }
 }

@@ -1,148 +1,107 @@
 //! Workspaces and their channels.
 
-use super::{View, table, write_table};
-use crate::format;
-use serde_json::{Value, json};
-use std::io::{self, Write};
+use super::table::{columns, listing};
+use super::{dash, given, joined, list, records};
+use crate::format::{self, Bytes, Time};
+use std::collections::BTreeMap;
 use tidemill_client::users;
-use tidemill_core::display::line;
-use tidemill_wire::route::ChannelState;
-use tidemill_wire::v1;
+use tidemill_wire::{route, v1};
 
-/// Output of `tidemill workspace list`.
-#[derive(Debug)]
-pub(crate) struct WorkspacesView(pub(crate) Vec<v1::Workspace>);
+listing! {
+    /// List of workspaces.
+    Workspaces of Workspace
+}
 
-impl View for WorkspacesView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "WORKSPACE",
-            "OWNER",
-            "MODE",
-            "FILES",
-            "USED",
-            "QUOTA",
-            "ENDS (UTC)",
-            "MEMBERS",
-        ];
-        let mut rows = table(&header, &[3, 4, 5]);
-        for workspace in &self.0 {
-            let members = workspace.members.iter();
-            let members = members.map(|one| format!("{} ({})", one.member, users::name(one.uid)));
-            rows.add_row([
-                line(&workspace.name),
-                users::name(workspace.uid),
-                format::mode('d', workspace.mode),
-                workspace.files.to_string(),
-                format::bytes(workspace.used_bytes),
-                match workspace.quota_bytes {
-                    0 => "-".into(),
-                    quota => format::bytes(quota),
-                },
-                match workspace.expires {
-                    0 => "-".into(),
-                    expires => format::time(expires),
-                },
-                members.collect::<Vec<_>>().join(", "),
-            ]);
-        }
-        write_table(out, &rows)
+records! {
+    /// Workspace: a directory with a quota and an end.
+    Workspace from of: v1::Workspace {
+        workspace: String = of.name.clone(),
+        path: String = format!("/workspaces/{}", of.name),
+        uid: u32, gid: u32,
+        /// Mode of the directory, in octal digits.
+        mode: String = format!("{:o}", of.mode & 0o777),
+        /// Quota of files and channels; null for no quota.
+        quota_bytes: Option<Bytes> = given(&of.quota_bytes),
+        used_bytes: Bytes, files: u64, created: Time,
+        /// End of the workspace; null if the workspace ends with its last lease holder.
+        expires: Option<Time> = given(&of.expires),
+        members: Vec<WorkspaceMember> = list(&of.members),
+        #[serde(skip)]
+        listed_mode: String = format::mode('d', of.mode),
     }
 
-    fn json(&self) -> Value {
-        self.0.iter().map(workspace_json).collect()
+    /// Lease holder of a workspace.
+    WorkspaceMember from of: v1::WorkspaceMember {
+        member: u64, uid: u32, joined: Time,
+        /// End of the lease; null for a lease without an end.
+        until: Option<Time> = given(&of.until),
     }
 }
 
-/// Output of `tidemill channel list`: channels, and their states if their nodes report them.
-#[derive(Debug)]
-pub(crate) struct ChannelsView(pub(crate) Vec<(v1::Channel, Option<ChannelState>)>);
+columns! { workspace: Workspace {
+    left "WORKSPACE" => workspace.workspace,
+    left "OWNER" => users::name(workspace.uid),
+    left "MODE" => workspace.listed_mode,
+    right "FILES" => workspace.files,
+    right "USED" => workspace.used_bytes,
+    right "QUOTA" => dash(&workspace.quota_bytes),
+    left "ENDS (UTC)" => dash(&workspace.expires),
+    left "MEMBERS" => joined(workspace.members.iter().map(|one| format!("{} ({})", one.member, users::name(one.uid)))),
+} }
 
-impl View for ChannelsView {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "CHANNEL",
-            "OWNER",
-            "NODE",
-            "CAPACITY",
-            "HELD",
-            "FIRST",
-            "NEXT",
-            "CONSUMERS",
-        ];
-        let mut rows = table(&header, &[3, 4, 5, 6]);
-        for (channel, state) in &self.0 {
-            let tier = if channel.memory { " (memory)" } else { "" };
-            let printed = |say: fn(&ChannelState) -> String| match state {
-                Some(state) => say(state),
-                None => "-".into(),
-            };
-            rows.add_row([
-                line(&channel.channel),
-                users::name(channel.uid),
-                match channel.lost {
-                    true => "lost".into(),
-                    false => format!("{}{tier}", channel.node),
-                },
-                format::bytes(channel.capacity_bytes),
-                printed(|state| format::bytes(state.held_bytes)),
-                printed(|state| state.first.to_string()),
-                printed(|state| state.next.to_string()),
-                printed(|state| {
-                    let consumers = state.consumers.iter();
-                    let consumers = consumers.map(|(name, next)| format!("{name} at {next}"));
-                    consumers.collect::<Vec<_>>().join(", ")
-                }),
-            ]);
-        }
-        write_table(out, &rows)
+listing! {
+    /// List of channels.
+    Channels of ListedChannel
+}
+
+records! {
+    /// Channel of a workspace.
+    Channel from of: v1::Channel {
+        workspace: String, channel: String, uid: u32, node: u32,
+        /// Whether messages are in the memory of the node.
+        memory: bool,
+        /// Whether the node with the messages is lost.
+        lost: bool,
+        capacity_bytes: Bytes, created: Time,
     }
 
-    fn json(&self) -> Value {
-        let json = |(channel, state): &(_, Option<ChannelState>)| {
-            let mut json = channel_json(channel);
-            json["state"] = serde_json::to_value(state).unwrap_or_default();
-            json
-        };
-        self.0.iter().map(json).collect()
+    /// Channel with its state.
+    ListedChannel {
+        #[serde(flatten)]
+        channel: Channel,
+        /// State; null if the node does not report it.
+        state: Option<ChannelState>,
+    }
+
+    /// State of a channel.
+    ChannelState from of: route::ChannelState {
+        /// Number of the first stored message.
+        first: u64,
+        /// Number of the next message.
+        next: u64,
+        held_bytes: Bytes, capacity_bytes: Bytes,
+        /// Consumers, and the number of the next message of each.
+        consumers: BTreeMap<String, u64>,
     }
 }
 
-/// Returns a channel as JSON.
-pub(crate) fn channel_json(channel: &v1::Channel) -> Value {
-    json!({
-        "workspace": channel.workspace,
-        "channel": channel.channel,
-        "uid": channel.uid,
-        "node": channel.node,
-        "memory": channel.memory,
-        "lost": channel.lost,
-        "capacity_bytes": channel.capacity_bytes,
-        "created": channel.created,
-    })
+impl ListedChannel {
+    fn state(&self, text: fn(&ChannelState) -> String) -> String {
+        dash(&self.state.as_ref().map(text))
+    }
 }
 
-/// Returns a workspace as JSON.
-pub(crate) fn workspace_json(workspace: &v1::Workspace) -> Value {
-    let member = |one: &v1::WorkspaceMember| {
-        json!({
-            "member": one.member,
-            "uid": one.uid,
-            "joined": one.joined,
-            "until": (one.until != 0).then_some(one.until),
-        })
-    };
-    json!({
-        "workspace": workspace.name,
-        "path": format!("/workspaces/{}", workspace.name),
-        "uid": workspace.uid,
-        "gid": workspace.gid,
-        "mode": format!("{:o}", workspace.mode & 0o777),
-        "quota_bytes": (workspace.quota_bytes != 0).then_some(workspace.quota_bytes),
-        "used_bytes": workspace.used_bytes,
-        "files": workspace.files,
-        "created": workspace.created,
-        "expires": (workspace.expires != 0).then_some(workspace.expires),
-        "members": workspace.members.iter().map(member).collect::<Vec<_>>(),
-    })
-}
+columns! { one: ListedChannel {
+    left "CHANNEL" => one.channel.channel,
+    left "OWNER" => users::name(one.channel.uid),
+    left "NODE" => match (one.channel.lost, one.channel.memory) {
+        (true, _) => "lost".to_owned(),
+        (_, true) => format!("{} (memory)", one.channel.node),
+        (_, false) => one.channel.node.to_string(),
+    },
+    right "CAPACITY" => one.channel.capacity_bytes,
+    right "HELD" => one.state(|state| state.held_bytes.to_string()),
+    right "FIRST" => one.state(|state| state.first.to_string()),
+    right "NEXT" => one.state(|state| state.next.to_string()),
+    left "CONSUMERS" => one.state(|state| joined(state.consumers.iter().map(|(name, next)| format!("{name} at {next}")))),
+} }

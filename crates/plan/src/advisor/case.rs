@@ -3,12 +3,13 @@
 use super::Infeasible;
 use super::Load;
 use crate::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 use thiserror::Error;
 
 /// Client or node.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExecutionSide {
     /// Node that holds the input.

@@ -2,6 +2,7 @@
 
 use super::{Case, CaseError, CorePower, ExecutionSide, Infeasible, Prediction, SideFacts};
 use crate::units::{Bytes, Seconds, significant};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
@@ -19,7 +20,7 @@ pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
 /// Way to run a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunChoice {
     /// In place; the result is transferred if it is wanted elsewhere.

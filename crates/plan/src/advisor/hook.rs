@@ -3,6 +3,7 @@
 //! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor-equations.md`. This module only computes.
 
 use crate::units::{Bytes, BytesPerSecond, Seconds};
+use schemars::JsonSchema;
 use serde::Serialize;
 use thiserror::Error;
 
@@ -40,7 +41,7 @@ pub struct HookCase {
 }
 
 /// Reason for which the tier can't keep up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TierShortage {
     /// A burst takes longer than the time to the next one.
@@ -54,7 +55,7 @@ pub enum TierShortage {
 }
 
 /// Advice for one node.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct HookAdvice {
     /// Whether all work ends before the next burst begins.
     pub keeps_up: bool,

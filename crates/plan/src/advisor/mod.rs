@@ -16,11 +16,12 @@ pub use choose::{Advice, RunChoice, SPLIT_GAIN_MIN, SPLIT_SAVED_MIN, TIE, TIE_SE
 pub use load::{Load, MachineLoad, SideQueue};
 
 use crate::units::{Bytes, Joules, Seconds};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
 /// Predicted costs of one way to run a kernel.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Prediction {
     /// Time from now until the result is stored at the wanted place (A7).
     #[serde(rename = "seconds")]

@@ -1,12 +1,13 @@
 //! Corrections of equations that can't be meant as printed: each correction is a switch with a name.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Corrections with which the equations are computed.
 ///
 /// By default all are on. A correction only changes the term in its description; readings that change no number (the choice of a unit, a
 /// power or a node) are in `docs/papers/active-flash-models.md`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Corrections {
     /// Eqs. 17 and 32: each staging device stages out at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6, 7 and 25. As printed,

@@ -7,10 +7,11 @@ use super::corrections::Corrections;
 use super::feasible::Infeasible;
 use super::setting::{AnalysisStage, ApplicationRun};
 use crate::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
+use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Parts of a run's energy with output staged on devices or analysis nodes.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct StageEnergy {
     /// Moving data over the network: E_interconnect (Eqs. 13 and 29).
     #[serde(rename = "interconnect_joules")]

@@ -5,12 +5,13 @@
 use super::setting::{AnalysisStage, ApplicationRun};
 use super::staging::{self, StagingConstraint};
 use crate::units::{Bytes, BytesPerSecond, Seconds, at_most, significant};
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use std::fmt;
 use thiserror::Error;
 
 /// Reason for which a case is infeasible.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Error)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema, Error)]
 #[serde(tag = "reason", rename_all = "kebab-case")]
 pub enum Infeasible {
     /// More nodes share a device than a constraint of staging allows.
@@ -187,11 +188,12 @@ impl Serialize for RatioBound {
 }
 
 /// Largest ratio at which a kernel keeps up, and its limit.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Largest {
     /// Ratio, not rounded.
     pub ratio: f64,
     /// Constraint that limits the ratio.
+    #[schemars(with = "String")]
     pub bound: RatioBound,
 }
 

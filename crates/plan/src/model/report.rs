@@ -9,11 +9,12 @@ use super::site::{Site, SiteApplication, SiteKernel};
 use super::staging::{self, StagingConstraint, StagingLimit};
 use super::text::{ReportPart, TextTable, decimals};
 use crate::units::{BytesPerSecond, Currency, Joules, Money, at_most, significant};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
 /// Place where output is analysed while the simulation runs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Approach {
     /// On the devices on which the output is staged.
@@ -66,7 +67,7 @@ impl fmt::Display for Approach {
 }
 
 /// Result, or the reason for which there is none.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelResult<T> {
     /// Result of a feasible case.
@@ -103,7 +104,7 @@ impl<T> From<Result<T, Infeasible>> for ModelResult<T> {
 }
 
 /// Number of nodes that may share a device (Eqs. 1 to 5, 22 to 24).
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct StagingRow {
     /// Name of the application.
     pub application: String,
@@ -120,7 +121,7 @@ pub struct StagingRow {
 }
 
 /// Whether a kernel keeps up at the site's staging ratio (Eqs. 5 to 11, 24 to 28).
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct FeasibilityRow {
     /// Name of the application.
     pub application: String,
@@ -138,7 +139,7 @@ pub struct FeasibilityRow {
 
 /// Energy of one run, all devices and nodes together, relative to a run that writes to the file system and analyses no data (Eqs. 12 to 21,
 /// 29 to 34).
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct EnergyRow {
     /// Name of the application.
     pub application: String,
@@ -157,7 +158,7 @@ pub struct EnergyRow {
 }
 
 /// Energy of a run and its parts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct RunEnergy {
     /// Total energy.
     pub total_joules: Joules,
@@ -166,7 +167,7 @@ pub struct RunEnergy {
 }
 
 /// Cost of a kernel on all feasible applications (Table 5).
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct CostRow {
     /// Name of the kernel.
     pub kernel: String,
@@ -187,7 +188,7 @@ pub struct CostRow {
 }
 
 /// All results of the models for a site.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct SiteReport {
     /// Name of the site.
     pub site: String,
@@ -198,12 +199,16 @@ pub struct SiteReport {
     /// Staging ratio of feasibility, energy and cost.
     pub staging_ratio: f64,
     /// Largest staging ratios.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub staging: Vec<StagingRow>,
     /// Kernels that keep up.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub feasibility: Vec<FeasibilityRow>,
     /// Energy per run.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub energy: Vec<EnergyRow>,
     /// Costs.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cost: Vec<CostRow>,
 }
 
@@ -421,19 +426,22 @@ pub enum ReportSection {
 impl ReportSection {
     /// All sections, in the order of a report.
     pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
-
-    /// Returns the field of [`SiteReport`] with the section's data.
-    pub fn field(self) -> &'static str {
-        match self {
-            Self::Staging => "staging",
-            Self::Feasibility => "feasibility",
-            Self::Energy => "energy",
-            Self::Cost => "cost",
-        }
-    }
 }
 
 impl SiteReport {
+    /// Keeps the data of some of the sections.
+    pub fn keep(&mut self, sections: &[ReportSection]) {
+        for section in ReportSection::ALL {
+            match section {
+                kept if sections.contains(&kept) => {}
+                ReportSection::Staging => self.staging.clear(),
+                ReportSection::Feasibility => self.feasibility.clear(),
+                ReportSection::Energy => self.energy.clear(),
+                ReportSection::Cost => self.cost.clear(),
+            }
+        }
+    }
+
     /// Returns some of the sections for people.
     pub fn parts(&self, sections: &[ReportSection]) -> Vec<ReportPart> {
         let corrections = self.corrections.describe();
@@ -808,10 +816,14 @@ mod tests {
     #[test]
     fn report_section_is_a_field_and_a_part_of_the_text() {
         let report = jaguar();
-        let json = serde_json::to_value(&report).unwrap();
         let all = report.parts(&ReportSection::ALL);
-        for section in ReportSection::ALL {
-            assert!(json[section.field()].is_array(), "{section:?}");
+        let fields = ["staging", "feasibility", "energy", "cost"];
+        for (section, field) in ReportSection::ALL.into_iter().zip(fields) {
+            let mut kept = report.clone();
+            kept.keep(&[section]);
+            let json = serde_json::to_value(&kept).unwrap();
+            let written = fields.iter().filter(|field| json[**field].is_array());
+            assert_eq!(written.collect::<Vec<_>>(), [&field], "{section:?}");
             let parts = report.parts(&[section]);
             let tables = 1 + usize::from(section == ReportSection::Feasibility);
             assert_eq!(parts.len(), 1 + 2 * tables, "one section only: {parts:?}");

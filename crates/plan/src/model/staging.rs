@@ -5,11 +5,12 @@
 
 use super::feasible::Infeasible;
 use super::setting::{AnalysisStage, ApplicationRun, StageKind};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
 /// Constraint of a staging ratio.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StagingConstraint {
     /// Staged output must fit.
@@ -34,7 +35,7 @@ impl fmt::Display for StagingConstraint {
 }
 
 /// Constraint and the largest staging ratio that it allows.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct StagingLimit {
     /// The constraint.
     pub constraint: StagingConstraint,

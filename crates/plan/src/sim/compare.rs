@@ -6,12 +6,13 @@ use super::report::{SimulationReport, time};
 use super::simulation::{Placement, Simulation};
 use super::trace::Trace;
 use super::workflow::Workflow;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use tidemill_core::display::bytes;
 
 /// Prediction and measurement of a job.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct RunComparison {
     /// Name of the job.
     pub job: String,
@@ -33,7 +34,7 @@ pub struct RunComparison {
 }
 
 /// Prediction and measurement of one task.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct TaskComparison {
     /// Name of the task.
     pub name: String,
@@ -52,7 +53,7 @@ pub struct TaskComparison {
 }
 
 /// Two numbers that should be equal.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Pair {
     /// Measured number.
     pub measured: u64,

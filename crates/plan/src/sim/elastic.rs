@@ -6,6 +6,7 @@ use super::platform::Platform;
 use super::report::SimulationReport;
 use super::simulation::{Allocation, Simulation};
 use super::workflow::Workflow;
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -13,7 +14,7 @@ use tidemill_core::event::History;
 use tidemill_core::time::Span;
 
 /// Result of one way.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ElasticResult {
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
@@ -24,7 +25,7 @@ pub struct ElasticResult {
 }
 
 /// Results for one number of active nodes.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ElasticPoint {
     /// Number of active nodes.
     pub active: usize,

@@ -3,6 +3,7 @@
 use super::engine::SuspendTimes;
 use super::platform::{Platform, PlatformNode};
 use super::workflow::Workflow;
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use tidemill_core::display::bytes;
@@ -28,7 +29,7 @@ pub(super) struct TaskTimes {
 }
 
 /// Result of a simulation. Times are nanoseconds of virtual time since the job was submitted.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
 pub struct SimulationReport {
     /// Name of the workflow.
     pub workflow: String,
@@ -59,7 +60,7 @@ pub struct SimulationReport {
 }
 
 /// Report of one node.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
 pub struct NodeReport {
     /// Id of the node.
     pub node: u32,
@@ -94,7 +95,7 @@ pub struct NodeReport {
 }
 
 /// Report of one task.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema, Deserialize)]
 pub struct TaskReport {
     /// Name of the task.
     pub name: String,
@@ -126,7 +127,7 @@ pub struct TaskReport {
 }
 
 /// Numbers of events of a simulation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema, Deserialize)]
 pub struct EventCounts {
     /// Number of events for the dispatcher: nodes that connected, the job, and labels that started, ended or were returned.
     pub dispatcher: u64,

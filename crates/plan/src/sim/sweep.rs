@@ -5,6 +5,7 @@ use super::platform::{Platform, PlatformNode};
 use super::simulation::{Placement, Simulation};
 use super::workflow::Workflow;
 use crate::chart::{self, ChartAxis, Line, LineChart};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
@@ -39,7 +40,7 @@ impl Default for Shapes {
 }
 
 /// One run of a sweep.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct SweepPoint {
     /// Name of the policy.
     pub policy: String,

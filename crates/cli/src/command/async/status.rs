@@ -1,7 +1,7 @@
 //! `tidemill async status`: applications that publish labels on this host.
 
 use crate::context::CommandContext;
-use crate::output::apps::AppsView;
+use crate::output::apps::Applications;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -22,6 +22,5 @@ pub(crate) struct Args {
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let known = tidemill_label::apps::list(args.data_dir.as_deref())?;
-    context.output.show(&AppsView(known))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Applications::from(&known))
 }

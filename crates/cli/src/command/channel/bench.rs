@@ -1,11 +1,11 @@
 //! `tidemill channel bench`: measures messages from a sender to a receiver.
 
 use crate::context::{CommandContext, credentials};
-use crate::format;
-use crate::output::Printed;
+use crate::format::Span;
+use crate::output::Message;
+use crate::output::messages::ChannelRates;
 use anyhow::Context as _;
 use bytes::Bytes;
-use serde_json::json;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidemill_client::channel::Channel;
@@ -63,26 +63,23 @@ pub(super) async fn run(
     deleted.context("the channel could not be deleted")?;
     times.sort_unstable();
     let at = |share: usize| times.get(times.len() * share / 100).copied();
-    let (p50, p99) = (at(50).unwrap_or_default(), at(99).unwrap_or_default());
+    let nanos = |time: Option<Duration>| u64::try_from(time.unwrap_or_default().as_nanos());
+    let (p50_ns, p99_ns) = (Span(nanos(at(50))?), Span(nanos(at(99))?));
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     let rate = args.messages as f64 / took.as_secs_f64().max(1e-9);
     let text = format!(
-        "send to receive {} (p50), {} (p99); {rate:.0} messages/s of {} bytes, {} at once",
-        format::span(u64::try_from(p50.as_nanos())?),
-        format::span(u64::try_from(p99.as_nanos())?),
-        args.bytes,
-        args.batch,
+        "send to receive {p50_ns} (p50), {p99_ns} (p99); {rate:.0} messages/s of {} bytes, {} at once",
+        args.bytes, args.batch,
     );
-    let printed = json!({
-        "bytes": args.bytes,
-        "memory": made.memory,
-        "p50_ns": u64::try_from(p50.as_nanos())?,
-        "p99_ns": u64::try_from(p99.as_nanos())?,
-        "batch": args.batch,
-        "messages_per_s": rate,
-    });
-    context.output.show(&Printed::new(text, printed))?;
-    Ok(ExitCode::SUCCESS)
+    let rates = ChannelRates {
+        bytes: args.bytes,
+        memory: made.memory,
+        p50_ns,
+        p99_ns,
+        batch: args.batch,
+        messages_per_s: rate,
+    };
+    context.output.finish(&Message(text, rates))
 }
 
 /// Returns the time of each turn, and the time of all messages of the second test.

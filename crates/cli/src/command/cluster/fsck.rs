@@ -2,7 +2,7 @@
 
 use crate::context::CommandContext;
 use crate::format::{self, TimeLength};
-use crate::output::check::{CheckedView, FindingView};
+use crate::output::check::{Checked, Finding};
 use std::process::ExitCode;
 use tidemill_wire::v1::{self, check_reply::Message};
 
@@ -40,10 +40,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         age_ns_min: u64::try_from(args.age.0.as_nanos()).unwrap_or(u64::MAX),
         remove: args.yes && !args.dry_run,
     };
-    let replies = server.cluster().check(request).await;
-    let mut replies = replies
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let mut replies = server.answer(server.cluster().check(request).await)?;
     let (mut findings, mut orphans, mut unsealed) = (0_u64, 0_u64, 0_u64);
     loop {
         let reply = replies.message().await;
@@ -53,10 +50,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 findings += 1;
                 orphans += u64::from(finding.kind == "orphan");
                 unsealed += u64::from(finding.kind == "unsealed");
-                context.output.step(&FindingView(finding))?;
+                context.output.step(&Finding::from(&finding))?;
             }
             Some(Message::Checked(checked)) => {
-                context.output.step(&CheckedView { checked, findings })?;
+                context.output.step(&Checked::new(&checked, findings))?;
                 note_left(&args, (orphans, unsealed), context);
                 return Ok(ExitCode::from(u8::from(findings > 0)));
             }

@@ -1,7 +1,7 @@
 //! `tidemill cluster health`: the states that need an administrator, and files that are unavailable or lack replicas.
 
 use crate::context::CommandContext;
-use crate::output::health::HealthView;
+use crate::output::health::Health;
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_wire::v1;
@@ -46,13 +46,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             }
         }
     }
-    let view = HealthView {
-        health,
-        nodes: status.nodes,
-        conditions: status.conditions,
-    };
-    context.output.show(&view)?;
-    Ok(ExitCode::from(view.exit()))
+    let health = Health::new(&health, &status.nodes, &status.conditions);
+    context.output.show(&health)?;
+    Ok(ExitCode::from(health.exit()))
 }
 
 async fn ask(server: &Server, kind: &str, after: u64) -> anyhow::Result<v1::HealthReply> {
@@ -60,6 +56,5 @@ async fn ask(server: &Server, kind: &str, after: u64) -> anyhow::Result<v1::Heal
         kind: kind.into(),
         after,
     };
-    let reply = server.health().show(request).await;
-    Ok(reply.map_err(|status| server.explain(status))?.into_inner())
+    Ok(server.answer(server.health().show(request).await)?)
 }

@@ -1,7 +1,7 @@
 //! `tidemill cluster rebalance`: full nodes give files to empty ones.
 
 use crate::context::CommandContext;
-use crate::output::places::RebalanceView;
+use crate::output::places::Rebalance;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -35,16 +35,13 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         cancel: args.cancel,
         within_percent: args.within,
     };
-    let planned = server.places().rebalance(request).await;
-    let planned = planned
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let planned = server.answer(server.places().rebalance(request).await)?;
     if args.cancel {
         context.note("files that have not moved yet stay on their nodes");
         return Ok(ExitCode::SUCCESS);
     }
     let begun = !args.dry_run && !planned.flows.is_empty();
-    context.output.show(&RebalanceView(planned))?;
+    context.output.show(&Rebalance::from(&planned))?;
     if begun {
         context.note("the move has begun, in the background: `tidemill cluster tasks` shows its progress, `tidemill cluster rebalance --cancel` stops it");
     }

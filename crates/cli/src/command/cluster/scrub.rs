@@ -2,7 +2,8 @@
 
 use crate::context::CommandContext;
 use crate::files;
-use crate::output::scrub::{AskedView, ScrubView};
+use crate::output::health::{ScrubRequest, ScrubResult};
+use crate::output::list;
 use crate::progress::Progress;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -46,16 +47,18 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         path: path.unwrap_or_default().into_bytes(),
         node: args.node,
     };
-    let asked = server.health().scrub(request).await;
-    let asked = asked.map_err(|status| server.explain(status))?.into_inner();
+    let asked = server.answer(server.health().scrub(request).await)?;
     if !args.wait {
-        context.output.show(&AskedView(asked))?;
-        return Ok(ExitCode::SUCCESS);
+        return context.output.finish(&ScrubRequest::from(&asked));
     }
     let reply = ended(&server, &asked, context).await?;
     let offline = asked.offline.clone();
     let corrupt = reply.scrubs.iter().map(|one| one.corrupt).sum::<u64>();
-    context.output.show(&ScrubView { reply, offline })?;
+    context.output.show(&ScrubResult {
+        scrubs: list(&reply.scrubs),
+        offline,
+        corrupt: list(&reply.corrupt),
+    })?;
     let well = corrupt == 0 && asked.offline.is_empty();
     Ok(ExitCode::from(u8::from(!well)))
 }
@@ -71,8 +74,7 @@ async fn ended(
         let request = v1::ScrubsRequest {
             request: asked.request,
         };
-        let reply = server.health().scrubs(request).await;
-        let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+        let reply = server.answer(server.health().scrubs(request).await)?;
         let objects: u64 = reply.scrubs.iter().map(|one| one.objects).sum();
         let text = format!("{objects} objects read");
         progress.now(&text);

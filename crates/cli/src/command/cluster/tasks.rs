@@ -1,7 +1,7 @@
 //! `tidemill cluster tasks`: work of the cluster for itself.
 
 use crate::context::CommandContext;
-use crate::output::places::LabelsView;
+use crate::output::places::Maintenance;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -18,10 +18,6 @@ pub(crate) struct Args {}
 
 pub(crate) async fn run(_args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let listed = server.places().list(v1::MigrationsRequest {}).await;
-    let listed = listed
-        .map_err(|status| server.explain(status))?
-        .into_inner();
-    context.output.show(&LabelsView(listed))?;
-    Ok(ExitCode::SUCCESS)
+    let listed = server.answer(server.places().list(v1::MigrationsRequest {}).await)?;
+    context.output.finish(&Maintenance::from(&listed))
 }

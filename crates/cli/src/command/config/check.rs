@@ -2,9 +2,9 @@
 
 use crate::config::{self, ConfigFile};
 use crate::context::CommandContext;
-use crate::output::{Printed, exact};
+use crate::output::messages::ConfigurationCheck;
+use crate::output::{Message, exact};
 use anyhow::Context as _;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Endpoint;
@@ -28,16 +28,20 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let named = args.file.as_deref().or(context.global.config.as_deref());
     let Some(path) = config::located(named) else {
         let text = "no configuration file: every setting has its default";
-        let printed = json!({ "file": null, "valid": true });
-        context.output.show(&Printed::new(text, printed))?;
-        return Ok(ExitCode::SUCCESS);
+        let check = ConfigurationCheck {
+            file: None,
+            valid: true,
+        };
+        return context.output.finish(&Message(text.to_owned(), check));
     };
     let file = ConfigFile::load(Some(&path))?;
     check_values(&file, &path)?;
     let text = format!("{}: valid", path.display());
-    let printed = json!({ "file": exact(&path), "valid": true });
-    context.output.show(&Printed::new(text, printed))?;
-    Ok(ExitCode::SUCCESS)
+    let check = ConfigurationCheck {
+        file: Some(exact(&path)),
+        valid: true,
+    };
+    context.output.finish(&Message(text, check))
 }
 
 /// Checks values that are parsed only when they are used.

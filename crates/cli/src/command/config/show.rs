@@ -3,7 +3,7 @@
 use crate::args::Cli;
 use crate::config::{self, keys::Key, keys::keys};
 use crate::context::CommandContext;
-use crate::output::config::{ConfigView, Origin, Setting};
+use crate::output::config::{Configuration, Origin, Setting};
 use clap::{Arg, CommandFactory};
 use std::process::ExitCode;
 use toml::Value;
@@ -43,7 +43,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let mut settings = sources.all(&Cli::command(), context);
     let keep = args.all || context.global.json;
     settings.retain(|setting| keep || !matches!(setting.origin, Origin::Default));
-    context.output.show(&ConfigView { path, settings })?;
+    context
+        .output
+        .show(&Configuration::new(path.as_deref(), settings))?;
     Ok(ExitCode::SUCCESS)
 }
 

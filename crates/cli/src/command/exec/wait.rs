@@ -2,10 +2,10 @@
 
 use super::owned_by_us_or_root;
 use crate::context::CommandContext;
-use crate::output::{Printed, exact};
+use crate::output::messages::{FileNotStored, StoredFiles};
+use crate::output::{Message, exact};
 use anyhow::Context as _;
 use rustix::fd::OwnedFd;
-use serde_json::json;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -38,10 +38,15 @@ pub(super) fn run(
         all.extend(standing.not_stored);
     }
     let text = text_of(failed, &all);
-    let file = |one: &NotStored| json!({ "path": exact(&one.path), "why": one.why, "bytes_in": exact(&one.file) });
-    let files: Vec<_> = all.iter().map(file).collect();
-    let reported = Printed::new(text, json!({ "failed": failed, "not_stored": files }));
-    context.output.show(&reported)?;
+    let not_stored = all.iter().map(|one| FileNotStored {
+        path: exact(&one.path),
+        why: one.why.clone(),
+        bytes_in: exact(&one.file),
+    });
+    let not_stored = not_stored.collect();
+    context
+        .output
+        .show(&Message(text, StoredFiles { failed, not_stored }))?;
     Ok(ExitCode::from(u8::from(failed > 0)))
 }
 

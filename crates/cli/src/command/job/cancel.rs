@@ -2,8 +2,8 @@
 
 use super::request;
 use crate::context::CommandContext;
-use crate::output::Printed;
-use crate::output::job::{headline, job_json};
+use crate::output::Message;
+use crate::output::job::{Job, headline};
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -19,10 +19,9 @@ pub(super) struct Args {
 
 pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let reply = server.jobs().cancel(request(args.job)).await;
-    let job = reply.map_err(|status| server.explain(status))?.into_inner();
+    let job = server.answer(server.jobs().cancel(request(args.job)).await)?;
     context
         .output
-        .show(&Printed::new(headline(&job), job_json(&job)))?;
+        .show(&Message(headline(&job), Job::from(&job)))?;
     Ok(ExitCode::SUCCESS)
 }

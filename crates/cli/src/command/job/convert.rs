@@ -2,9 +2,9 @@
 
 use crate::command::plan;
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::Message;
+use crate::output::messages::ConvertedJob;
 use anyhow::{Context as _, bail};
-use serde_json::json;
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -44,9 +44,7 @@ pub(super) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitC
         Some(path) => format!("{name} converted to {}", path.display()),
         None => toml.clone(),
     };
-    let printed = Printed::new(text, json!({ "toml": toml }));
-    context.output.show(&printed)?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Message(text, ConvertedJob { toml }))
 }
 
 fn read(file: &Path) -> std::io::Result<Vec<u8>> {

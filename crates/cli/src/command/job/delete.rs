@@ -3,10 +3,10 @@
 use super::{get, list};
 use crate::context::{CommandContext, credentials};
 use crate::format::{TimeLength, count};
-use crate::output::Printed;
+use crate::output::Message;
 use crate::output::job::has_ended;
+use crate::output::messages::DeletedJobs;
 use anyhow::ensure;
-use serde_json::json;
 use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -48,8 +48,10 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             true => format!("{number} would be deleted"),
             false => format!("{number} would be deleted: {}", ids.join(", ")),
         };
-        let printed = Printed::new(text, json!({ "dry_run": true, "deleted": jobs }));
-        context.output.show(&printed)?;
+        let (dry_run, deleted) = (true, jobs.into_iter().collect());
+        context
+            .output
+            .show(&Message(text, DeletedJobs { dry_run, deleted }))?;
         return Ok(ExitCode::SUCCESS);
     }
     let request = v1::DeleteJobsRequest {
@@ -57,12 +59,13 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         jobs: args.jobs,
         ended_before: before,
     };
-    let reply = server.jobs().delete(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?;
-    let jobs = reply.into_inner().jobs;
+    let reply = server.answer(server.jobs().delete(request).await)?;
+    let jobs = reply.jobs;
     let text = format!("{} deleted", count(jobs.len() as u64, "job"));
-    let printed = Printed::new(text, json!({ "deleted": jobs }));
-    context.output.show(&printed)?;
+    let (dry_run, deleted) = (false, jobs);
+    context
+        .output
+        .show(&Message(text, DeletedJobs { dry_run, deleted }))?;
     Ok(ExitCode::SUCCESS)
 }
 

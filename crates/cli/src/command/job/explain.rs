@@ -2,7 +2,7 @@
 
 use super::{named, named_or_newest, request};
 use crate::context::CommandContext;
-use crate::output::explain::ExplainView;
+use crate::output::explain::Decisions;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -23,14 +23,11 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = named_or_newest(&server, args.job).await?;
-    let reply = server.jobs().explain(request(job)).await;
-    let decisions = reply
-        .map_err(|status| server.explain(status))?
-        .into_inner()
+    let decisions = server
+        .answer(server.jobs().explain(request(job)).await)?
         .decisions;
     let name_and_id =
         |decision: &tidemill_wire::v1::Decision| (decision.name.clone(), decision.task);
     let decisions = named(decisions, args.task.as_deref(), job, name_and_id)?;
-    context.output.show(&ExplainView(decisions))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Decisions::from(decisions))
 }

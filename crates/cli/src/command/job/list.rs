@@ -2,7 +2,8 @@
 
 use super::list;
 use crate::context::{CommandContext, credentials};
-use crate::output::job::JobsView;
+use crate::output;
+use crate::output::job::Jobs;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -61,6 +62,5 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         name: args.name.unwrap_or_default(),
     };
     let jobs = list(&server, request).await?;
-    context.output.show(&JobsView(jobs))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Jobs(output::list(&jobs)))
 }

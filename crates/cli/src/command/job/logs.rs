@@ -2,7 +2,8 @@
 
 use super::{named, named_or_newest, request};
 use crate::context::CommandContext;
-use crate::output::job::LogsView;
+use crate::output::job::TaskLogs;
+use crate::output::list;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -24,8 +25,7 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let job = named_or_newest(&server, args.job).await?;
-    let reply = server.jobs().logs(request(job)).await;
-    let mut reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let mut reply = server.answer(server.jobs().logs(request(job)).await)?;
     let mut tasks = Vec::new();
     while let Some(log) = reply
         .message()
@@ -48,6 +48,5 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             ));
         }
     }
-    context.output.show(&LogsView(tasks))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&TaskLogs(list(&tasks)))
 }

@@ -2,7 +2,7 @@
 
 use super::{get, named_or_newest};
 use crate::context::{CommandContext, credentials};
-use crate::output::report::{ReportView, edges};
+use crate::output::report::{JobReport, edges};
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use tidemill_client::transfer::Transfer;
@@ -40,7 +40,6 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             Err(error) => return Err(error.into()),
         }
     }
-    let report = ReportView::new(job, &sizes, &server_cores);
-    context.output.show(&report)?;
-    Ok(ExitCode::SUCCESS)
+    let report = JobReport::new(&job, &sizes, &server_cores);
+    context.output.finish(&report)
 }

@@ -2,7 +2,7 @@
 
 use super::get;
 use crate::context::CommandContext;
-use crate::output::job::JobView;
+use crate::output::job::Job;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -23,11 +23,10 @@ pub(super) struct Args {
 pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     if let [job] = args.jobs[..] {
-        context.output.show(&JobView(get(&server, job).await?))?;
-        return Ok(ExitCode::SUCCESS);
+        return context.output.finish(&Job::from(&get(&server, job).await?));
     }
     for job in args.jobs {
-        context.output.step(&JobView(get(&server, job).await?))?;
+        context.output.step(&Job::from(&get(&server, job).await?))?;
     }
     Ok(ExitCode::SUCCESS)
 }

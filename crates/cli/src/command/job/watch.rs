@@ -2,9 +2,8 @@
 
 use super::{named_or_newest, request};
 use crate::context::CommandContext;
-use crate::output::Printed;
-use crate::output::cluster::state;
-use crate::output::job::{ChangeView, has_ended, headline, job_json, waits};
+use crate::output::Message;
+use crate::output::job::{Job, JobChange, has_ended, headline, state, waits};
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -94,10 +93,7 @@ async fn follow_stream(
         match &mut shown.bars {
             Some(bars) => bars.draw(&job, &shown.tasks, &changed),
             None if context.global.quiet => {}
-            None => context.output.step(&ChangeView {
-                job: &job,
-                changed: &changed,
-            })?,
+            None => context.output.step(&JobChange::new(&job, &changed))?,
         }
         if has_ended(&job) {
             return Ok(Some(job));
@@ -115,7 +111,7 @@ fn finish(job: &v1::Job, context: &CommandContext) -> anyhow::Result<ExitCode> {
     if !context.global.json {
         context
             .output
-            .show(&Printed::new(headline(job), job_json(job)))?;
+            .show(&Message(headline(job), Job::from(job)))?;
     }
     let id = job.job;
     if job.state() == v1::State::Done {
@@ -149,7 +145,7 @@ impl ShownJob {
 
     /// Stores the tasks of one message; returns those that changed since the last message.
     fn take(&mut self, job: &v1::Job, changed: Vec<v1::Task>) -> Vec<v1::Task> {
-        let mut news = Vec::new();
+        let mut changes = Vec::new();
         for task in job.tasks.iter().cloned().chain(changed) {
             let before = self.tasks.insert(task.task, task.clone());
             let first_and_idle = before.is_none()
@@ -158,10 +154,10 @@ impl ShownJob {
                 && before
                     .is_none_or(|before| before.state != task.state || before.tries != task.tries)
             {
-                news.push(task);
+                changes.push(task);
             }
         }
-        news
+        changes
     }
 
     /// Reports the reason to wait, where no line under bars shows it.

@@ -9,11 +9,8 @@ mod subject;
 use crate::calibration::{Calibration, CalibrationError, KernelSpeed, keep};
 use crate::context::CommandContext;
 use crate::format::{self, ByteSize};
-use crate::output::{View, table, write_table};
+use crate::output::kernel::MeasuredRates;
 use anyhow::{Context as _, ensure};
-use serde_json::{Value, json};
-use std::collections::BTreeMap;
-use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
@@ -148,7 +145,7 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         }
     }
     all.save(&path)?;
-    context.output.show(&MeasuredRates(&measured))?;
+    context.output.show(&MeasuredRates(measured))?;
     context.note(format_args!("stored in {}", path.display()));
     Ok(ExitCode::SUCCESS)
 }
@@ -359,82 +356,6 @@ fn median(times: &mut [Duration]) -> Duration {
 
 fn least(times: &[Duration]) -> Duration {
     times.iter().min().copied().unwrap_or_default()
-}
-
-/// Rates that one call measured.
-struct MeasuredRates<'a>(&'a Calibration);
-
-impl View for MeasuredRates<'_> {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let header = [
-            "KERNEL",
-            "WHERE",
-            "START",
-            "ONE CORE",
-            "ALL CORES",
-            "OUT/IN",
-        ];
-        let mut rows = table(&header, &[2, 3, 4, 5]);
-        let mut ratios = BTreeMap::new();
-        for kernel in &self.0.kernels {
-            #[expect(clippy::cast_precision_loss, reason = "display only")]
-            let ratio = kernel.output_bytes as f64 / kernel.input_bytes as f64;
-            ratios.insert(&kernel.name, ratio);
-            rows.add_row(row(kernel, "this machine".into(), Some(ratio)));
-        }
-        for node in &self.0.nodes {
-            for kernel in &node.kernels {
-                let place = format!("node {}", node.id);
-                rows.add_row(row(kernel, place, ratios.get(&kernel.name).copied()));
-            }
-        }
-        write_table(out, &rows)?;
-        for node in &self.0.nodes {
-            writeln!(
-                out,
-                "from node {} to this machine: {}/s, {} until a small file is read",
-                node.id,
-                rate(node.link_bytes_per_sec),
-                format::span(node.link_latency_ns)
-            )?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        json!(self.0)
-    }
-}
-
-fn row(kernel: &KernelSpeed, place: String, ratio: Option<f64>) -> [String; 6] {
-    let per_second = |bytes: f64| format!("{}/s", rate(bytes));
-    [
-        kernel.name.clone(),
-        place,
-        format::span(kernel.start_ns),
-        per_second(kernel.bytes_per_sec),
-        kernel
-            .all_cores_bytes_per_sec
-            .map_or_else(|| "-".to_owned(), per_second),
-        ratio.map_or_else(|| "-".to_owned(), ratio_text),
-    ]
-}
-
-/// Returns the ratio as text. A result of a few bytes counts as 0 bytes per byte of input.
-fn ratio_text(ratio: f64) -> String {
-    match ratio {
-        0.0..1e-4 => "0".to_owned(),
-        _ => tidemill_plan::units::significant(ratio),
-    }
-}
-
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "display only; casts saturate"
-)]
-fn rate(bytes: f64) -> String {
-    format::bytes(bytes as u64)
 }
 
 #[cfg(test)]

@@ -2,9 +2,9 @@
 
 use super::NO_WASM;
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::Message;
+use crate::output::messages::BuiltKernel;
 use anyhow::{Context as _, bail, ensure};
-use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -119,8 +119,10 @@ pub(crate) fn run(build: Build, context: &CommandContext) -> anyhow::Result<Exit
             first.join("\n    ")
         ));
     }
-    let json = json!({ "made": made, "no_wasm": left_out });
-    context.output.show(&Printed::new(text, json))?;
+    let no_wasm = left_out;
+    context
+        .output
+        .show(&Message(text, BuiltKernel { made, no_wasm }))?;
     Ok(ExitCode::SUCCESS)
 }
 

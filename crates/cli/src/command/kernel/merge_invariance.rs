@@ -1,11 +1,11 @@
 //! `tidemill kernel test --merge-invariance`: whether the result of a fold depends on how its input was cut.
 
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::Message;
+use crate::output::messages::MergeInvariance;
 use anyhow::{Context as _, ensure};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng, rngs::StdRng};
-use serde_json::json;
 use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -58,8 +58,10 @@ pub(super) fn run(
              not depend on how the input is cut, on the order of the pieces, or on the order of merging"
         ),
     };
-    let json = json!({ "holds": broken.is_none(), "cuts": CUTS });
-    context.output.show(&Printed::new(text, json))?;
+    let (holds, cuts) = (broken.is_none(), CUTS);
+    context
+        .output
+        .show(&Message(text, MergeInvariance { holds, cuts }))?;
     Ok(ExitCode::from(u8::from(broken.is_some())))
 }
 

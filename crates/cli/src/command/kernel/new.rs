@@ -2,10 +2,10 @@
 
 use super::build::{API, HEADER, HEADER_NAME};
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::Message;
+use crate::output::messages::NewKernel as MadeKernel;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
-use serde_json::json;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -64,9 +64,10 @@ pub(crate) fn run(new: &NewKernel, context: &CommandContext) -> anyhow::Result<E
         "{at} made. Next:\n  tidemill kernel build {at}\n  tidemill kernel test {at}/{name}.so {at}/test.f64 --merge-invariance\n  \
          tidemill kernel add {at}/{name}.so"
     );
+    let directory = at.to_string();
     context
         .output
-        .show(&Printed::new(text, json!({ "directory": directory })))?;
+        .show(&Message(text, MadeKernel { directory }))?;
     Ok(ExitCode::SUCCESS)
 }
 

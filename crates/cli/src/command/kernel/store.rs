@@ -3,13 +3,13 @@
 use super::NO_WASM;
 use crate::context::{CommandContext, credentials};
 use crate::files;
-use crate::format;
+use crate::output::Message;
 use crate::output::files::kind;
-use crate::output::{Printed, table};
+use crate::output::kernel::StoredKernel;
+use crate::output::messages::{AddedKernel, DeletedKernels};
 use anyhow::Context as _;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustix::io::Errno;
-use serde_json::json;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -46,49 +46,6 @@ pub(crate) struct DeleteKernels {
     names: Vec<String>,
 }
 
-/// A version of a user's kernel.
-pub(crate) struct StoredKernel {
-    uid: u32,
-    file: String,
-    bytes: u64,
-    mode: u32,
-    hash: Option<String>,
-}
-
-impl StoredKernel {
-    fn path(&self) -> String {
-        format!("{}/{}/{}", user_kernels::DIRECTORY, self.uid, self.file)
-    }
-
-    pub(crate) fn json(&self) -> serde_json::Value {
-        let name = OwnName::parse(&self.file);
-        json!({
-            "name": format!("{}{}", name.stem, name.ending), "version": name.version, "file": self.file,
-            "path": self.path(), "bytes": self.bytes, "uid": self.uid, "shared": self.mode & 0o004 != 0,
-            "hash": self.hash,
-        })
-    }
-}
-
-/// A table of kernels.
-pub(crate) fn described(kept: &[StoredKernel]) -> String {
-    let mut rows = table(&["kernel", "size", "owner", "for", "hash"], &[1, 2]);
-    for one in kept {
-        let shared = one.mode & 0o004 != 0;
-        let hash = one.hash.as_deref().unwrap_or("may not be read");
-        rows.add_row([
-            one.file.clone(),
-            format::bytes(one.bytes),
-            one.uid.to_string(),
-            if shared { "everybody" } else { "its owner" }.to_owned(),
-            hash.chars().take(16).collect(),
-        ]);
-    }
-    rows.lines()
-        .map(|line| format!("{}\n", line.trim_end()))
-        .collect()
-}
-
 /// Returns the kernels that users have stored: the caller's, or those of all users.
 pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<Vec<StoredKernel>> {
     let server = context.connect().await?;
@@ -106,7 +63,7 @@ pub(crate) async fn kept(context: &CommandContext, all: bool) -> anyhow::Result<
         for mut one in of_user(&server, uid).await? {
             let copy = scratch.path().join("kernel");
             // A kernel that may not be read may still be listed.
-            if transfer.get(&one.path(), &copy, |_| ()).await.is_ok() {
+            if transfer.get(&one.path, &copy, |_| ()).await.is_ok() {
                 one.hash = Some(hash_file(&copy)?);
             }
             kept.push(one);
@@ -130,13 +87,8 @@ async fn of_user(server: &Server, uid: u32) -> anyhow::Result<Vec<StoredKernel>>
             let attr = entry.attr?;
             let file = String::from_utf8(entry.name).ok()?;
             OwnName::parse(&file).version?;
-            Some(StoredKernel {
-                uid,
-                file,
-                bytes: attr.size,
-                mode: attr.mode,
-                hash: None,
-            })
+            let facts = (uid, attr.mode, attr.size);
+            Some(StoredKernel::new(user_kernels::DIRECTORY, file, facts))
         })
         .collect();
     kept.sort_by_cached_key(|one| {
@@ -194,9 +146,16 @@ pub(crate) async fn add(add: AddKernel, context: &CommandContext) -> anyhow::Res
     } else {
         format!("{path} has this content already")
     };
-    let json = json!({ "path": path, "new": new, "hash": hash, "shared": add.shared });
-    context.output.show(&Printed::new(text, json))?;
-    Ok(ExitCode::SUCCESS)
+    let shared = add.shared;
+    context.output.finish(&Message(
+        text,
+        AddedKernel {
+            path,
+            new,
+            hash,
+            shared,
+        },
+    ))
 }
 
 /// Returns the inode of the caller's directory of kernels, and makes the directory if it is missing.
@@ -364,6 +323,6 @@ pub(crate) async fn delete(
     let text = format!("deleted: {}", deleted.join(", "));
     context
         .output
-        .show(&Printed::new(text, json!({ "deleted": deleted })))?;
+        .show(&Message(text, DeletedKernels { deleted }))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -135,8 +135,7 @@ pub(super) async fn ask(
     let search = tidemill_wire::lineage::search(&question.search.to_wire());
     let job = request.job;
     let task = request.task;
-    let reply = server.lineage().query(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.lineage().query(request).await)?;
     let mut graph = tidemill_wire::lineage::graph(&reply);
     let mut matching = matching(&search, &graph);
     let roots = if task != 0 {

@@ -3,9 +3,9 @@
 use super::look::{self, NodeState};
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::Printed;
-use crate::output::places::DrainView;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::DrainPlan;
+use crate::output::places::Drain;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -48,14 +48,13 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         node: args.node,
         cancel: false,
     };
-    let drain = server.places().drain(request).await;
-    let mut drain = drain.map_err(|status| server.explain(status))?.into_inner();
-    context.output.step(&DrainView(drain))?;
-    while args.wait && !DrainView(drain).is_empty() {
+    let mut drain = server.answer(server.places().drain(request).await)?;
+    context.output.step(&Drain::from(&drain))?;
+    while args.wait && !Drain::from(&drain).empty {
         tokio::time::sleep(PERIOD).await;
         let now = progress(&server, args.node).await?;
         if now != drain {
-            context.output.step(&DrainView(now))?;
+            context.output.step(&Drain::from(&now))?;
         }
         drain = now;
     }
@@ -64,8 +63,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
 
 fn dry_run(state: &NodeState, context: &CommandContext) -> anyhow::Result<ExitCode> {
     if let Some(drain) = state.drain {
-        context.output.show(&DrainView(drain))?;
-        return Ok(ExitCode::SUCCESS);
+        return context.output.finish(&Drain::from(&drain));
     }
     let (node, used) = (state.node.node, state.used_bytes());
     let mut text = format!(
@@ -77,15 +75,14 @@ fn dry_run(state: &NodeState, context: &CommandContext) -> anyhow::Result<ExitCo
     if used > state.free_bytes {
         text += "; this may be too little space: files that fit nowhere stay and wait";
     }
-    let printed = json!({
-        "dry_run": true,
-        "node": node,
-        "used_bytes": used,
-        "other_nodes": state.others,
-        "free_bytes": state.free_bytes,
-    });
-    context.output.show(&Printed::new(text, printed))?;
-    Ok(ExitCode::SUCCESS)
+    let plan = DrainPlan {
+        dry_run: true,
+        node,
+        used_bytes: format::Bytes(used),
+        other_nodes: state.others,
+        free_bytes: format::Bytes(state.free_bytes),
+    };
+    context.output.finish(&Message(text, plan))
 }
 
 async fn progress(server: &Server, node: u32) -> anyhow::Result<v1::Drain> {

@@ -1,8 +1,8 @@
 //! `tidemill node list`: all nodes of the cluster.
 
 use crate::context::CommandContext;
-use crate::output::cluster::ClusterView;
-use crate::output::node::NodesView;
+use crate::output::list;
+use crate::output::node::Nodes;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -16,11 +16,6 @@ pub(crate) struct Args {}
 
 pub(crate) async fn run(_args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
-    let status = server.status().await?;
-    context.output.show(&NodesView(ClusterView {
-        endpoint: server.endpoint().to_string(),
-        status,
-        running: Vec::new(),
-    }))?;
-    Ok(ExitCode::SUCCESS)
+    let nodes = list(&server.status().await?.nodes);
+    context.output.finish(&Nodes { nodes })
 }

@@ -51,9 +51,8 @@ impl NodeState {
 /// # Errors
 /// If the caller is no administrator.
 pub(super) async fn drains(server: &Server) -> anyhow::Result<Vec<v1::Drain>> {
-    let listed = server.places().list(v1::MigrationsRequest {}).await;
-    let listed = listed.map_err(|status| server.explain(status))?;
-    Ok(listed.into_inner().drains)
+    let listed = server.answer(server.places().list(v1::MigrationsRequest {}).await)?;
+    Ok(listed.drains)
 }
 
 /// Returns the node with this number.

@@ -3,10 +3,11 @@
 use super::backend;
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::Printed;
-use crate::output::remote::RecoveredView;
+use crate::output::Message;
+use crate::output::list;
+use crate::output::messages::RecoveredFiles;
+use crate::output::remote::RecoverableFiles;
 use anyhow::Context as _;
-use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -61,7 +62,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     anyhow::ensure!(!files.is_empty(), "no such files in packs: {}", args.uri);
     let Some(into) = &args.into else {
         let lost = files.iter().any(|file| !file.whole);
-        context.output.show(&RecoveredView(files))?;
+        context.output.show(&RecoverableFiles(list(&files)))?;
         return Ok(exit(unreadable > 0 || lost));
     };
     let copied = copy(&contents, &far, (&files, into), context).await?;
@@ -142,8 +143,14 @@ async fn copy(
         format::count(copied, "file"),
         format::bytes(bytes),
     );
-    let printed = json!({ "files": copied, "bytes": bytes, "same": same, "failed": failed });
-    context.output.show(&Printed::new(text, printed))?;
+    let bytes = format::Bytes(bytes);
+    let recovered = RecoveredFiles {
+        files: copied,
+        bytes,
+        same,
+        failed,
+    };
+    context.output.show(&Message(text, recovered))?;
     Ok(failed == 0)
 }
 

@@ -3,9 +3,9 @@
 use super::look::NodeState;
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::Printed;
-use crate::output::places::DrainView;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::{RemovalPlan, RemovedNode};
+use crate::output::places::Drain;
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_wire::v1;
@@ -49,10 +49,8 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         node: args.node,
         lose: args.lose,
     };
-    let removed = server.places().remove(request).await;
-    let lost = removed
-        .map_err(|status| server.explain(status))?
-        .into_inner()
+    let lost = server
+        .answer(server.places().remove(request).await)?
         .files_lost;
     let text = match lost {
         0 => format!("node {} is removed from the cluster", args.node),
@@ -62,8 +60,10 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             format::count(lost, "file")
         ),
     };
-    let printed = json!({ "node": args.node, "files_lost": lost });
-    context.output.show(&Printed::new(text, printed))?;
+    let (node, files_lost) = (args.node, lost);
+    context
+        .output
+        .show(&Message(text, RemovedNode { node, files_lost }))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -73,13 +73,10 @@ async fn dry_run(
     context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
     let state = NodeState::ask(server, args.node).await?;
-    let health = server.health().show(v1::HealthRequest::default()).await;
-    let health = health
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let health = server.answer(server.health().show(v1::HealthRequest::default()).await)?;
     let unavailable = health.unavailable + health.lost;
     let node = args.node;
-    let is_empty = state.drain.is_some_and(|drain| DrainView(drain).is_empty());
+    let is_empty = state.drain.is_some_and(|drain| Drain::from(&drain).empty);
     let up = if state.node.up { "up" } else { "offline" };
     let mut text = match (is_empty, args.lose) {
         (true, _) => {
@@ -99,14 +96,13 @@ async fn dry_run(
             format::count(unavailable, "file")
         );
     }
-    let printed = json!({
-        "dry_run": true,
-        "node": node,
-        "up": state.node.up,
-        "drained": is_empty,
-        "lose": args.lose,
-        "files_unavailable": unavailable,
-    });
-    context.output.show(&Printed::new(text, printed))?;
-    Ok(ExitCode::SUCCESS)
+    let plan = RemovalPlan {
+        dry_run: true,
+        node,
+        up: state.node.up,
+        drained: is_empty,
+        lose: args.lose,
+        files_unavailable: unavailable,
+    };
+    context.output.finish(&Message(text, plan))
 }

@@ -2,7 +2,7 @@
 
 use super::look;
 use crate::context::CommandContext;
-use crate::output::node::NodeView;
+use crate::output::node::Node;
 use std::process::ExitCode;
 
 const EXAMPLES: &str = "Examples:
@@ -21,7 +21,6 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let server = context.connect().await?;
     let status = server.status().await?;
-    let node = look::find(&status.nodes, args.node)?.clone();
-    context.output.show(&NodeView(node))?;
-    Ok(ExitCode::SUCCESS)
+    let node = look::find(&status.nodes, args.node)?;
+    context.output.finish(&Node::from(node))
 }

@@ -1,8 +1,8 @@
 //! `tidemill node suspend` and `resume`.
 
 use crate::context::CommandContext;
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::SuspendedNode;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -30,11 +30,12 @@ async fn ask(args: Args, context: &CommandContext, suspended: bool) -> anyhow::R
         true => places.suspend(request).await,
         false => places.resume(request).await,
     };
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(reply)?;
     anyhow::ensure!(reply.done, reply.why);
     let is = if suspended { "suspended" } else { "active" };
     let text = format!("node {node} is {is}");
-    let printed = json!({ "node": node, "suspended": suspended });
-    context.output.show(&Printed::new(text, printed))?;
+    context
+        .output
+        .show(&Message(text, SuspendedNode { node, suspended }))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,8 +1,8 @@
 //! `tidemill node undrain`: stops the drain of a node.
 
 use crate::context::CommandContext;
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::NodeDraining;
 use std::process::ExitCode;
 use tidemill_wire::v1;
 
@@ -24,10 +24,11 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let server = context.connect().await?;
     let node = args.node;
     let request = v1::DrainRequest { node, cancel: true };
-    let drain = server.places().drain(request).await;
-    drain.map_err(|status| server.explain(status))?;
+    server.answer(server.places().drain(request).await)?;
     let text = format!("node {node} is not drained any more: remaining files stay");
-    let printed = json!({ "node": node, "draining": false });
-    context.output.show(&Printed::new(text, printed))?;
+    let draining = false;
+    context
+        .output
+        .show(&Message(text, NodeDraining { node, draining }))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,21 +1,18 @@
 //! `tidemill plan burst`: whether the burst tier can map a burst before the next burst begins. The equations are in
 //! `tidemill_plan::advisor::hook`. This module looks up their numbers, flags first, then the calibration, then the cluster's records.
 
-use super::offload::{factor, nanos, per_second, ratio, size};
+use super::offload::{factor, nanos, ratio};
 use crate::calibration::Calibration;
 use crate::command::rule;
 use crate::context::CommandContext;
 use crate::format::ByteSize;
-use crate::output::View;
+use crate::output::plan::{HookPlan, per_second};
 use anyhow::{Context as _, bail, ensure};
-use serde_json::{Value, json};
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_core::burst::share::YOUNG;
-use tidemill_core::display::line;
 use tidemill_core::rule::hook::kernel_of;
-use tidemill_plan::advisor::hook::{HookAdvice, HookCase, TierShortage, advise_hook};
+use tidemill_plan::advisor::hook::{HookCase, advise_hook};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;
 
@@ -142,12 +139,10 @@ pub(super) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result
     };
     let known = gather(args, &tier, calibration.as_ref())?;
     let advice = advise_hook(&known.case)?;
-    let name = args.hook.clone();
-    context.output.show(&AdvisedHook {
-        name,
-        known,
-        advice,
-    })?;
+    let names = [args.hook.clone(), known.map, known.inputs];
+    context
+        .output
+        .show(&HookPlan::new(names, &known.case, advice, known.sources))?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -342,96 +337,4 @@ fn space(tier: &Tier) -> Option<Bytes> {
 #[expect(clippy::cast_precision_loss, reason = "planning computes in floats")]
 fn bytes(count: u64) -> Bytes {
     Bytes::new(count as f64)
-}
-
-/// Advice for a hook, as it is shown.
-struct AdvisedHook {
-    name: String,
-    known: HookFacts,
-    advice: HookAdvice,
-}
-
-impl AdvisedHook {
-    /// Reasons why the tier does not keep up, one sentence each.
-    fn lacks(&self) -> Vec<String> {
-        let (case, advice) = (&self.known.case, &self.advice);
-        let why = advice.lacks.iter().map(|lack| match lack {
-            TierShortage::Writing => format!("a burst takes {}, and the next burst begins after {}", advice.burst_seconds, case.every),
-            TierShortage::Cores => {
-                let behind = size(advice.behind_bytes);
-                let full = advice.bursts_until_full.map_or_else(String::new, |bursts| {
-                    format!("; the tier is full of them after {bursts} bursts")
-                });
-                let needed = match advice.cores_needed {
-                    Some(cores) => format!("; {cores} cores of each node would do"),
-                    None => "; no number of cores would do, as a file has one".to_owned(),
-                };
-                format!("each burst leaves {behind} on each node that are not mapped when the next burst begins{full}{needed}")
-            }
-            TierShortage::StageOut => format!("{} have to be staged out from each node", per_second(advice.stage_out)),
-            TierShortage::Space => format!("a burst does not fit: a node holds {}", case.space.map_or_else(String::new, size)),
-        });
-        why.collect()
-    }
-}
-
-impl View for AdvisedHook {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let (case, advice) = (&self.known.case, &self.advice);
-        let (nodes, cores) = (case.nodes, case.cores);
-        writeln!(
-            out,
-            "hook {}: {} over bursts of {} in {} files, every {}, into {nodes} x {cores} cores of the burst tier\n",
-            line(&self.name),
-            line(&self.known.map),
-            size(case.burst),
-            case.files,
-            case.every
-        )?;
-        writeln!(out, "a burst takes       {}", advice.burst_seconds)?;
-        writeln!(
-            out,
-            "maps of a node      {} of one core, {} of these during the burst",
-            advice.work_seconds, advice.done_in_burst_seconds
-        )?;
-        writeln!(
-            out,
-            "last result         {} after it began",
-            advice.results_seconds
-        )?;
-        writeln!(
-            out,
-            "stage out           {} from each node",
-            per_second(advice.stage_out)
-        )?;
-        match advice.keeps_up {
-            true => writeln!(out, "\nkeeps up: yes")?,
-            false => writeln!(out, "\nkeeps up: no: {}", self.lacks().join("; "))?,
-        }
-        writeln!(out)?;
-        let mut sources = self.known.sources.iter();
-        sources.try_for_each(|source| writeln!(out, "{source}"))
-    }
-
-    fn json(&self) -> Value {
-        let case = &self.known.case;
-        let mut value = json!(self.advice);
-        value["hook"] = json!(self.name);
-        value["map"] = json!(self.known.map);
-        value["inputs"] = json!(self.known.inputs);
-        value["on_write"] = json!(case.on_write);
-        value["burst_bytes"] = json!(case.burst);
-        value["files"] = json!(case.files);
-        value["every_seconds"] = json!(case.every);
-        value["nodes"] = json!(case.nodes);
-        value["cores"] = json!(case.cores);
-        value["write_bytes_per_sec"] = json!(case.write);
-        value["kernel_bytes_per_sec"] = json!(case.rate);
-        value["share"] = json!(case.share);
-        value["stage_out_rate_bytes_per_sec"] = json!(case.stage_out);
-        value["space_bytes"] = json!(case.space);
-        value["why"] = json!(self.lacks());
-        value["sources"] = json!(self.known.sources);
-        value
-    }
 }

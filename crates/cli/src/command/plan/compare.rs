@@ -2,7 +2,7 @@
 
 use super::job::trace;
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::plan::Comparison;
 use crate::trace::fetch;
 use anyhow::Context as _;
 use std::ffi::{OsStr, OsString};
@@ -63,9 +63,7 @@ pub(crate) async fn run(args: &Args, context: &CommandContext) -> anyhow::Result
         server_cores.core_speed = args.server_core_speed;
     }
     let comparison = compare(&measured, &expected.replay()?, &platform, args.seed)?;
-    let printed = Printed::new(comparison.text(), serde_json::to_value(&comparison)?);
-    context.output.show(&printed)?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Comparison(comparison))
 }
 
 fn speed(text: &str) -> Result<f64, String> {

@@ -1,16 +1,13 @@
 //! `tidemill plan model`: the equations of Active Flash over a site.
 
 use crate::context::CommandContext;
-use crate::output::{Printed, table, write_table};
+use crate::output::plan::Model;
 use anyhow::Context as _;
 use clap::Subcommand;
 use clap::builder::PossibleValuesParser;
-use serde_json::Value;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::model::{
-    Corrections, ReportPart, ReportSection, Site, SiteReport, jaguar, report,
-};
+use tidemill_plan::model::{Corrections, ReportSection, Site, jaguar, report};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan model all
@@ -99,37 +96,8 @@ fn site(
         Some(ratio) => site.at_ratio(ratio).context("--ratio")?,
         None => site,
     };
-    let report = report(&site, &of.corrections());
-    let printed = Printed::new(text(&report.parts(sections))?, json(&report, sections)?);
-    context.output.show(&printed)?;
-    Ok(ExitCode::SUCCESS)
-}
-
-/// A report as a terminal shows it.
-fn text(parts: &[ReportPart]) -> anyhow::Result<String> {
-    let mut out = Vec::new();
-    for part in parts {
-        match part {
-            ReportPart::Text(text) => out.extend_from_slice(text.as_bytes()),
-            ReportPart::Table(data) => {
-                let mut rows = table(&data.header, data.right);
-                rows.add_rows(&data.rows);
-                write_table(&mut out, &rows)?;
-            }
-        }
-    }
-    Ok(String::from_utf8(out)?)
-}
-
-/// Returns the report with the requested sections only.
-fn json(report: &SiteReport, sections: &[ReportSection]) -> anyhow::Result<Value> {
-    let mut json = serde_json::to_value(report)?;
-    if let Some(fields) = json.as_object_mut() {
-        for section in ReportSection::ALL {
-            if !sections.contains(&section) {
-                fields.remove(section.field());
-            }
-        }
-    }
-    Ok(json)
+    let mut report = report(&site, &of.corrections());
+    let parts = report.parts(sections);
+    report.keep(sections);
+    context.output.finish(&Model { report, parts })
 }

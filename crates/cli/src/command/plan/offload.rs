@@ -9,18 +9,16 @@ pub(super) use known::nanos;
 
 use crate::calibration::Calibration;
 use crate::context::CommandContext;
-use crate::format::{self, ByteSize};
-use crate::output::{View, table, write_table};
+use crate::format::ByteSize;
+use crate::output::plan::OffloadAdvice;
 use anyhow::{Context as _, ensure};
 use clap::ValueEnum;
 use known::{CaseFacts, ClusterNode};
 use load::Loads;
-use serde_json::{Value, json};
-use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_plan::advisor::{Advice, Case, CorePower, ExecutionSide, Powers, RunChoice, advise};
-use tidemill_plan::units::{Bytes, BytesPerSecond, JoulesPerByte, Seconds, Watts, significant};
+use tidemill_plan::advisor::{Case, CorePower, ExecutionSide, Powers, advise};
+use tidemill_plan::units::{BytesPerSecond, JoulesPerByte, Seconds, Watts};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan offload max /raw/values.f64              a file of the cluster, on the node that holds it
@@ -158,13 +156,8 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         powers: powers(&args),
     };
     let advice = advise(&case)?;
-    context.output.show(&AdvisedKernel {
-        kernel: &args.kernel,
-        case: &case,
-        advice: &advice,
-        known: &known,
-    })?;
-    Ok(ExitCode::SUCCESS)
+    let advice = OffloadAdvice::new(&args.kernel, &case, &advice, known.sources);
+    context.output.finish(&advice)
 }
 
 /// Returns the cluster, if one is needed or available.
@@ -185,114 +178,6 @@ async fn cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Option
         Err(error) if args.node.is_some() => Err(error),
         // Without a cluster, the calibration must suffice.
         other => Ok(other.unwrap_or(None)),
-    }
-}
-
-/// Formats a size as all other commands do.
-#[expect(
-    clippy::cast_possible_truncation,
-    clippy::cast_sign_loss,
-    reason = "display only; casts saturate"
-)]
-pub(super) fn size(bytes: Bytes) -> String {
-    format::bytes(bytes.get().round() as u64)
-}
-
-/// Formats a rate as all other commands do.
-pub(super) fn per_second(rate: BytesPerSecond) -> String {
-    format!("{}/s", size(Bytes::new(rate.get())))
-}
-
-/// Advice for a kernel, as it is shown.
-struct AdvisedKernel<'a> {
-    kernel: &'a str,
-    case: &'a Case,
-    advice: &'a Advice,
-    known: &'a CaseFacts,
-}
-
-const CHOICES: [RunChoice; 3] = [RunChoice::Node, RunChoice::Client, RunChoice::Both];
-
-impl View for AdvisedKernel<'_> {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let (input, result) = (self.case.input, self.case.input * self.case.output_ratio);
-        writeln!(
-            out,
-            "{} over {}; its result of {} is wanted on the {}\n",
-            self.kernel,
-            size(input),
-            size(result),
-            self.case.result
-        )?;
-        let header = [
-            "CHOICE", "TIME", "WAIT", "TRANSFER", "RUN", "BYTES", "ENERGY",
-        ];
-        let mut rows = table(&header, &[1, 2, 3, 4, 5, 6]);
-        let mut notes = Vec::new();
-        for choice in CHOICES {
-            match self.advice.of(choice) {
-                Ok(one) => drop(
-                    rows.add_row([
-                        choice.to_string(),
-                        one.time.to_string(),
-                        one.waiting.to_string(),
-                        one.transferring.to_string(),
-                        (one.on_node + one.on_client).to_string(),
-                        size(one.transferred),
-                        one.energy
-                            .map_or_else(|| "?".to_owned(), |energy| energy.to_string()),
-                    ]),
-                ),
-                Err(why) => notes.push(format!("{choice}: not possible: {why}")),
-            }
-        }
-        write_table(out, &rows)?;
-        if let Ok(both) = self.advice.both {
-            let share = significant((both.node_share * 1e3).round() / 10.0);
-            notes.push(format!(
-                "both: best with {share} % of the input on the node"
-            ));
-        }
-        for note in notes {
-            writeln!(out, "{note}")?;
-        }
-        writeln!(out, "\nbest: {}: {}", self.advice.best, self.advice.reason)?;
-        writeln!(out)?;
-        for source in &self.known.sources {
-            writeln!(out, "{source}")?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        let choices = CHOICES.map(|choice| match self.advice.of(choice) {
-            Ok(one) => {
-                let mut value = json!(one);
-                value["choice"] = json!(choice);
-                value["feasible"] = true.into();
-                value
-            }
-            Err(why) => json!({ "choice": choice, "feasible": false, "why": why.to_string() }),
-        });
-        json!({
-            "kernel": self.kernel,
-            "input_bytes": self.case.input,
-            "output_ratio": self.case.output_ratio,
-            "splittable": self.case.splittable,
-            "result": self.case.result,
-            "node_bytes_per_sec": self.case.node.rate,
-            "node_start_seconds": self.case.node.start,
-            "client_bytes_per_sec": self.case.client.rate,
-            "client_start_seconds": self.case.client.start,
-            "client_processor_share": self.case.client.load.share,
-            "node_processor_share": self.case.node.load.share,
-            "link_bytes_per_sec": self.case.link.bandwidth,
-            "link_latency_seconds": self.case.link.latency,
-            "choices": choices,
-            "best": self.advice.best,
-            "reason": self.advice.reason,
-            "sources": self.known.sources,
-        })
     }
 }
 

@@ -2,10 +2,9 @@
 
 use super::job::SimulationArgs;
 use crate::context::CommandContext;
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::plan::PowerComparison;
 use std::process::ExitCode;
-use tidemill_plan::sim::elastic::{ElasticPoint, compare, known, quarters, table};
+use tidemill_plan::sim::elastic::{compare, known, quarters};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan power job.toml --costs costs.toml --platform cluster.ini    a quarter to all of its nodes active
@@ -54,18 +53,5 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitC
             None => simulation,
         }
     })?;
-    let reported: Vec<_> = points.iter().map(point).collect();
-    let value = json!({ "nodes": nodes, "points": reported });
-    context.output.show(&Printed::new(table(&points), value))?;
-    Ok(ExitCode::SUCCESS)
-}
-
-fn point(point: &ElasticPoint) -> serde_json::Value {
-    json!({
-        "active": point.active,
-        "static": point.stays,
-        "elastic": point.elastic,
-        "all": point.all,
-        "best": point.best(),
-    })
+    context.output.finish(&PowerComparison::new(nodes, &points))
 }

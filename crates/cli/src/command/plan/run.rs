@@ -2,7 +2,7 @@
 
 use super::job::{SimulationArgs, write};
 use crate::context::CommandContext;
-use crate::output::plan::SimulationReportView;
+use crate::output::plan::Simulated;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_plan::sim::gantt;
@@ -45,8 +45,5 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitC
         write(path, &gantt::svg(&report))?;
     }
     let tasks = args.tasks;
-    context
-        .output
-        .show(&SimulationReportView { report, tasks })?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Simulated { report, tasks })
 }

@@ -2,7 +2,7 @@
 
 use super::job::{SimulationArgs, write};
 use crate::context::CommandContext;
-use crate::output::Printed;
+use crate::output::plan::Sweep;
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -81,9 +81,7 @@ pub(crate) fn run(args: &Args, context: &CommandContext) -> anyhow::Result<ExitC
     if let Some(path) = &args.plot {
         write(path, &sweep::svg(&planned.workflow.name, &points))?;
     }
-    let printed = Printed::new(sweep::table(&points), serde_json::to_value(&points)?);
-    context.output.show(&printed)?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Sweep(points))
 }
 
 #[cfg(test)]

@@ -60,8 +60,7 @@ pub(super) async fn run(
         strict: true,
         ..v1::SubmitRequest::default()
     };
-    let reply = server.jobs().submit(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.jobs().submit(request).await)?;
     anyhow::ensure!(
         reply.errors.is_empty(),
         "{}",

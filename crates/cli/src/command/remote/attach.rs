@@ -4,8 +4,8 @@ use super::{list, transfer};
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{self, TimeLength};
-use crate::output::Printed;
-use crate::output::remote::remote_json;
+use crate::output::Message;
+use crate::output::remote::Remote;
 use anyhow::Context as _;
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -80,9 +80,8 @@ pub(super) async fn attach(
         name: args.name,
         attachment: Some(attachment),
     };
-    let attached = server.remotes().attach(request).await;
-    let attached = attached.map_err(|status| server.explain(status))?;
-    looked(attached.into_inner(), server, context).await
+    let attached = server.answer(server.remotes().attach(request).await)?;
+    looked(attached, server, context).await
 }
 
 pub(super) async fn refresh(
@@ -91,9 +90,8 @@ pub(super) async fn refresh(
     context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
     let request = v1::RefreshRemoteRequest { name };
-    let asked = server.remotes().refresh(request).await;
-    let asked = asked.map_err(|status| server.explain(status))?;
-    looked(asked.into_inner(), server, context).await
+    let asked = server.answer(server.remotes().refresh(request).await)?;
+    looked(asked, server, context).await
 }
 
 async fn one(server: &Server, name: &str) -> anyhow::Result<v1::Remote> {
@@ -136,10 +134,7 @@ async fn looked(
         let (passed, example) = (attachment.passed, line(&attachment.example));
         text.push_str(&format!("; {passed} skipped, such as {example}"));
     }
-    context
-        .output
-        .show(&Printed::new(text, remote_json(&remote)))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Message(text, Remote::from(&remote)))
 }
 
 pub(super) async fn detach(
@@ -148,10 +143,7 @@ pub(super) async fn detach(
     context: &CommandContext,
 ) -> anyhow::Result<ExitCode> {
     let request = v1::DetachRemoteRequest { name };
-    let detached = server.remotes().detach(request).await;
-    let detached = detached
-        .map_err(|status| server.explain(status))?
-        .into_inner();
+    let detached = server.answer(server.remotes().detach(request).await)?;
     let attachment = detached.attachment.clone().unwrap_or_default();
     let text = format!(
         "{} is a normal directory from now on; its files of remote {} stay",
@@ -159,6 +151,6 @@ pub(super) async fn detach(
     );
     context
         .output
-        .show(&Printed::new(text, remote_json(&detached)))?;
+        .show(&Message(text, Remote::from(&detached)))?;
     Ok(ExitCode::SUCCESS)
 }

@@ -8,10 +8,11 @@ pub(super) mod transfer;
 
 use crate::context::{CommandContext, own_token_file};
 use crate::format;
-use crate::output::Printed;
-use crate::output::remote::{RemotesView, remote_json};
+use crate::output::Message;
+use crate::output::list as listed;
+use crate::output::messages::RemoteCheck;
+use crate::output::remote as shown;
 use anyhow::Context as _;
-use serde_json::json;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tidemill_client::Server;
@@ -144,9 +145,8 @@ impl KeysFile {
 }
 
 pub(super) async fn list(server: &Server) -> anyhow::Result<Vec<v1::Remote>> {
-    let listed = server.remotes().list(v1::ListRemotesRequest {}).await;
-    let listed = listed.map_err(|status| server.explain(status))?;
-    Ok(listed.into_inner().remotes)
+    let listed = server.answer(server.remotes().list(v1::ListRemotesRequest {}).await)?;
+    Ok(listed.remotes)
 }
 
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -164,34 +164,35 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
                 uri,
                 read_only: read_only || place.is_plain_http(),
             };
-            let added = server.remotes().add(request).await;
-            let added = added.map_err(|status| server.explain(status))?.into_inner();
+            let added = server.answer(server.remotes().add(request).await)?;
             let text = format!("remote {} leads to {}", added.name, added.uri);
             context
                 .output
-                .show(&Printed::new(text, remote_json(&added)))?;
+                .show(&Message(text, shown::Remote::from(&added)))?;
         }
-        RemoteCommand::List => context.output.show(&RemotesView(list(&server).await?))?,
+        RemoteCommand::List => context
+            .output
+            .show(&shown::RemoteList(listed(&list(&server).await?)))?,
         RemoteCommand::Check { name, keys } => {
             let opened = keys.open(&server, &name).await?;
             let checked = opened.remote.check().await;
             checked.with_context(|| format!("remote {name}"))?;
             let text = format!("remote {name} answers");
-            let printed = json!({ "remote": name, "answers": true });
-            context.output.show(&Printed::new(text, printed))?;
+            let (remote, answers) = (name, true);
+            context
+                .output
+                .show(&Message(text, RemoteCheck { remote, answers }))?;
         }
         RemoteCommand::Attach(args) => return attach::attach(args, &server, context).await,
         RemoteCommand::Refresh { name } => return attach::refresh(name, &server, context).await,
         RemoteCommand::Detach { name } => return attach::detach(name, &server, context).await,
         RemoteCommand::Delete { name } => {
             let request = v1::RemoveRemoteRequest { name };
-            let deleted = server.remotes().remove(request).await;
-            let deleted = deleted.map_err(|status| server.explain(status))?;
-            let deleted = deleted.into_inner();
+            let deleted = server.answer(server.remotes().remove(request).await)?;
             let text = format!("remote {} is deleted", deleted.name);
             context
                 .output
-                .show(&Printed::new(text, remote_json(&deleted)))?;
+                .show(&Message(text, shown::Remote::from(&deleted)))?;
         }
     }
     Ok(ExitCode::SUCCESS)

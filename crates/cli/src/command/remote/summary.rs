@@ -2,8 +2,8 @@
 
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::{CopySummary, PlannedCopy, PlannedDeletion};
 use std::process::ExitCode;
 
 /// Outcome of copying one file.
@@ -61,8 +61,14 @@ impl Summary {
                 self.files += 1;
                 self.bytes += bytes;
                 let text = format!("would copy {from} to {to} ({})", format::bytes(bytes));
-                let printed = json!({ "dry_run": true, "from": from, "to": to, "bytes": bytes });
-                context.output.step(&Printed::new(text, printed))?;
+                let (dry_run, bytes) = (true, format::Bytes(bytes));
+                let copy = PlannedCopy {
+                    dry_run,
+                    from,
+                    to,
+                    bytes,
+                };
+                context.output.step(&Message(text, copy))?;
             }
             Ok(FileOutcome::Same) => self.same += 1,
             Err(error) => {
@@ -95,9 +101,11 @@ impl Summary {
     ) -> anyhow::Result<()> {
         self.deleted += 1;
         if self.dry_run {
-            let printed = json!({ "dry_run": true, "delete": path.to_string() });
+            let (dry_run, delete) = (true, path.to_string());
             let text = format!("would delete {path}");
-            context.output.step(&Printed::new(text, printed))?;
+            context
+                .output
+                .step(&Message(text, PlannedDeletion { dry_run, delete }))?;
         }
         Ok(())
     }
@@ -132,11 +140,16 @@ impl Summary {
                 text.push_str(&format!("; {count} {what}"));
             }
         }
-        let printed = json!({
-            "files": self.files, "bytes": self.bytes, "same": self.same, "deleted": self.deleted,
-            "passed_by": self.passed, "failed": self.failed, "dry_run": self.dry_run,
-        });
-        context.output.show(&Printed::new(text, printed))?;
+        let summary = CopySummary {
+            files: self.files,
+            bytes: format::Bytes(self.bytes),
+            same: self.same,
+            deleted: self.deleted,
+            skipped: self.passed,
+            failed: self.failed,
+            dry_run: self.dry_run,
+        };
+        context.output.show(&Message(text, summary))?;
         Ok(match self.failed {
             0 => ExitCode::SUCCESS,
             _ => ExitCode::FAILURE,

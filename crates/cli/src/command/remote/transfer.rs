@@ -64,9 +64,8 @@ pub(in crate::command) async fn holder(
     server: &Server,
     ours: &RemoteAddress,
 ) -> anyhow::Result<(NodeId, RemoteAddress)> {
-    let status = server.cluster().status(v1::StatusRequest::default()).await;
-    let status = status.map_err(|status| server.explain(status))?;
-    let found = status.into_inner().nodes.into_iter().find_map(|one| {
+    let status = server.answer(server.cluster().status(v1::StatusRequest::default()).await)?;
+    let found = status.nodes.into_iter().find_map(|one| {
         let theirs = RemoteAddress::parse(&one.backend.filter(|_| one.up)?.uri).ok()?;
         ours.seen_from(&theirs, "")?;
         Some((NodeId(one.node), theirs))

@@ -4,11 +4,11 @@ use super::read;
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{LengthError, TimeLength};
-use crate::output::rule::rule_json;
-use crate::output::{Printed, exact};
+use crate::output::messages::RuleDirectory;
+use crate::output::rule::Rule;
+use crate::output::{Message, exact};
 use anyhow::{Context as _, bail};
 use clap::ValueEnum;
-use serde_json::json;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use tidemill_client::Server;
@@ -173,8 +173,7 @@ pub(super) async fn run(
         existing: args.existing,
         for_all: args.for_all,
     };
-    let reply = server.rules().add(request).await;
-    let reply = reply.map_err(|status| server.explain(status))?.into_inner();
+    let reply = server.answer(server.rules().add(request).await)?;
     let Some(rule) = reply.rule else {
         bail!("{}", reply.errors.join("\n"));
     };
@@ -183,8 +182,7 @@ pub(super) async fn run(
         "{kind} {} (number {}, revision {}) runs for {} below {}",
         rule.name, rule.rule, rule.revision, rule.pattern, rule.workdir
     );
-    context.output.show(&Printed::new(text, rule_json(&rule)))?;
-    Ok(ExitCode::SUCCESS)
+    context.output.finish(&Message(text, Rule::from(&rule)))
 }
 
 /// Sets the attribute of a directory, as `setfattr` does, but reports faults of the rule.
@@ -204,8 +202,9 @@ async fn set(
     };
     server.one(&credentials(), Op::SetXattr(set)).await?;
     let text = format!("{path} has its rule: see `tidemill rule list`");
+    let directory = path;
     context
         .output
-        .show(&Printed::new(text, json!({ "directory": path })))?;
+        .show(&Message(text, RuleDirectory { directory }))?;
     Ok(ExitCode::SUCCESS)
 }

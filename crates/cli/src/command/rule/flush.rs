@@ -2,8 +2,8 @@
 
 use super::hook;
 use crate::context::{CommandContext, credentials};
-use crate::output::Printed;
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::ClosedBatch;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::Server;
@@ -36,14 +36,17 @@ pub(super) async fn run(
         credentials: Some(credentials()),
         name: args.name.clone(),
     };
-    let closed = server.rules().end_batch(request).await;
-    let closed = closed.map_err(|status| server.explain(status))?;
-    let number = closed.into_inner().batch;
+    let closed = server.answer(server.rules().end_batch(request).await)?;
+    let number = closed.batch;
     if !args.wait {
         let text = format!("batch {number} is closed: it is reduced when all its files are mapped");
-        let printed = json!({ "batch": number, "state": "ending" });
-        context.output.show(&Printed::new(text, printed))?;
-        return Ok(ExitCode::SUCCESS);
+        let (state, error) = ("ending".to_owned(), None);
+        let closed = ClosedBatch {
+            batch: number,
+            state,
+            error,
+        };
+        return context.output.finish(&Message(text, closed));
     }
     let batch = reduced(server, &args.name, number).await?;
     let mut text = format!("batch {number} is {}", batch.state);
@@ -51,8 +54,13 @@ pub(super) async fn run(
     if failed {
         text = format!("{text}: {}", batch.error);
     }
-    let printed = json!({ "batch": number, "state": batch.state, "error": batch.error });
-    context.output.show(&Printed::new(text, printed))?;
+    let (state, error) = (batch.state, Some(batch.error));
+    let closed = ClosedBatch {
+        batch: number,
+        state,
+        error,
+    };
+    context.output.show(&Message(text, closed))?;
     Ok(match failed {
         true => ExitCode::from(crate::FAILED),
         false => ExitCode::SUCCESS,

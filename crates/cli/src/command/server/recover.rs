@@ -2,8 +2,8 @@
 
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::{Printed, exact};
-use serde_json::json;
+use crate::output::Message;
+use crate::output::messages::RecoveredCluster;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -61,11 +61,14 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     );
     context.note(format_args!("reading {} nodes", nodes.len()));
     let rebuilt = rebuild::rebuild(&directory, &nodes, owner)?;
-    context.output.show(&summary(&rebuilt))?;
+    context.output.show(&Message(
+        summary(&rebuilt),
+        RecoveredCluster::from(&rebuilt),
+    ))?;
     Ok(ExitCode::from(u8::from(rebuilt.less)))
 }
 
-fn summary(rebuilt: &Rebuilt) -> Printed {
+fn summary(rebuilt: &Rebuilt) -> String {
     let mut text = format!(
         "recovered from {} nodes ({}): {} files ({}) in {} directories, {} tasks, {} rules",
         rebuilt.nodes.len(),
@@ -107,29 +110,7 @@ fn summary(rebuilt: &Rebuilt) -> Printed {
     text += &warnings(rebuilt);
     text += "\nnot kept by nodes: lifetimes, job files, jobs that had not ended, times of directories, which files triggered rules";
     text += "\nstart the server to use it (`tidemill up`)";
-    let apart: Vec<_> = rebuilt
-        .apart
-        .iter()
-        .map(|file| json!({"path": exact(&file.path), "was": exact(&file.was)}))
-        .collect();
-    let json = json!({
-        "nodes": rebuilt.nodes.len(),
-        "members": rebuilt.nodes,
-        "removed": rebuilt.removed,
-        "files": rebuilt.files,
-        "bytes": rebuilt.bytes,
-        "directories": rebuilt.directories,
-        "tasks": rebuilt.tasks,
-        "rules": rebuilt.rules,
-        "rules_left": rebuilt.rules_left,
-        "missing": paths(&rebuilt.missing),
-        "unnoted": paths(&rebuilt.unnoted),
-        "apart": apart,
-        "unknown": rebuilt.unknown,
-        "absent": rebuilt.absent,
-        "less": rebuilt.less,
-    });
-    Printed::new(text, json)
+    text
 }
 
 fn numbers(nodes: &[u32]) -> String {
@@ -164,10 +145,6 @@ fn warnings(rebuilt: &Rebuilt) -> String {
         );
     }
     text
-}
-
-fn paths(paths: &[PathBuf]) -> Vec<String> {
-    paths.iter().map(exact).collect()
 }
 
 /// Writes paths for people.

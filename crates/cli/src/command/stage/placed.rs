@@ -4,8 +4,8 @@ use crate::context::credentials;
 use crate::files::{self, ClusterPath};
 use crate::output::files::kind;
 use crate::output::stage::Placed;
+use crate::output::stat::Layout;
 use rustix::io::Errno;
-use serde_json::Value;
 use tidemill_client::{Error, Server};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
@@ -22,7 +22,10 @@ const INVALID: [&str; 3] = ["coming", "lost", "corrupt"];
 /// # Errors
 /// If the path does not exist, or the server can't be reached.
 pub(super) async fn look(server: &Server, path: &ClusterPath) -> anyhow::Result<Placed> {
-    let mut placed = Placed::default();
+    let mut placed = Placed {
+        path: path.clone(),
+        ..Placed::default()
+    };
     let entry = files::resolve(server, path, true).await?;
     let mut directories = Vec::new();
     add(server, vec![entry], (&mut placed, &mut directories)).await?;
@@ -101,12 +104,11 @@ async fn layouts(server: &Server, inodes: &[u64]) -> Result<Vec<Answer>, Error> 
 }
 
 /// Adds the objects of one file's layout.
-fn count(layout: &Value, placed: &mut Placed) {
-    for part in layout["parts"].as_array().into_iter().flatten() {
-        let bytes = part["size"].as_u64().unwrap_or(0);
+fn count(layout: &Layout, placed: &mut Placed) {
+    for part in &layout.parts {
+        let bytes = part.size;
         placed.all.add(bytes);
-        let replicas = part["replicas"].as_array().into_iter().flatten();
-        let states = replicas.filter_map(|replica| replica["state"].as_str());
+        let states = part.replicas.iter().map(|replica| replica.state.as_str());
         let (mut in_tier, mut elsewhere) = (false, false);
         for state in states.filter(|state| !INVALID.contains(state)) {
             match state {
@@ -142,12 +144,11 @@ mod tests {
             part(8, &["offline"]),
         ];
         let mut placed = Placed::default();
-        count(&json!({ "parts": parts }), &mut placed);
-        assert_eq!((placed.all.objects, placed.all.bytes), (4, 15));
-        assert_eq!((placed.in_tier.objects, placed.in_tier.bytes), (3, 7));
-        assert_eq!(
-            (placed.only_in_tier.objects, placed.only_in_tier.bytes),
-            (2, 5)
-        );
+        let layout =
+            json!({ "layout": "extents", "version": 1, "size": 15, "replicas": 1, "parts": parts });
+        count(&serde_json::from_value(layout).unwrap(), &mut placed);
+        let sums = [placed.all, placed.in_tier, placed.only_in_tier];
+        let sums = sums.map(|sum| (sum.objects, sum.bytes.0));
+        assert_eq!(sums, [(4, 15), (3, 7), (2, 5)]);
     }
 }

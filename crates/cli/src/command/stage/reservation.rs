@@ -3,8 +3,8 @@
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{self, ByteSize, TimeLength};
-use crate::output::Printed;
-use crate::output::reservation::{ReservationsView, reservation_json};
+use crate::output::stage::{Reservation, Reservations};
+use crate::output::{self, Message};
 use anyhow::Context as _;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
@@ -48,11 +48,9 @@ pub(super) async fn list(context: &CommandContext) -> anyhow::Result<()> {
     let request = v1::SpaceReservationsRequest {
         credentials: Some(credentials()),
     };
-    let listed = server.places().reservations(request).await;
-    let listed = listed.map_err(|status| server.explain(status))?;
-    context
-        .output
-        .show(&ReservationsView(listed.into_inner().reservations))?;
+    let listed = server.answer(server.places().reservations(request).await)?;
+    let reservations = output::list(&listed.reservations);
+    context.output.show(&Reservations(reservations))?;
     Ok(())
 }
 
@@ -70,13 +68,13 @@ pub(super) async fn release(which: &OsStr, context: &CommandContext) -> anyhow::
         id,
         path,
     };
-    let released = server.places().release(request).await;
-    let released = released.map_err(|status| server.explain(status))?;
-    for reservation in released.into_inner().reservations {
+    let released = server.answer(server.places().release(request).await)?;
+    for reservation in released.reservations {
         let directory = line(&String::from_utf8_lossy(&reservation.directory));
         let text = format!("reservation {} for {directory} has ended", reservation.id);
-        let printed = Printed::new(text, reservation_json(&reservation));
-        context.output.step(&printed)?;
+        context
+            .output
+            .step(&Message(text, Reservation::from(&reservation)))?;
     }
     Ok(())
 }
@@ -121,6 +119,6 @@ pub(super) async fn reserve(args: Reserve, context: &CommandContext) -> anyhow::
     );
     context
         .output
-        .show(&Printed::new(text, reservation_json(&reservation)))?;
+        .show(&Message(text, Reservation::from(&reservation)))?;
     Ok(())
 }

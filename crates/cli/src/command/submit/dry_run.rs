@@ -3,16 +3,15 @@
 //! The server examines the job as if it were submitted and returns its knowledge. This module makes a trace of future tasks
 //! from it, and the simulator runs the trace. Unknown values are reported as unknown and count as zero.
 
-use super::{awaited, awaited_json};
+use super::awaited;
 use crate::config::Submit;
 use crate::context::CommandContext;
 use crate::format;
-use crate::output::{View, table, write_table};
+use crate::output::list;
+use crate::output::plan::{DryRun, PlannedJob, PlannedTask};
 use crate::trace::trace;
 use anyhow::Context as _;
-use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::{self, Write};
 use std::process::ExitCode;
 use tidemill_core::dispatch::expected_run;
 use tidemill_core::event::History;
@@ -24,11 +23,9 @@ use tidemill_plan::sim::trace::Trace;
 use tidemill_plan::sim::{
     Placement, Platform, Simulation, SimulationReport, Workflow, WorkflowTask,
 };
-use tidemill_plan::units::{Joules, Watts};
+use tidemill_plan::units::Watts;
 use tidemill_wire::v1;
 
-/// Maximum number of tasks in the text; JSON has all.
-const SHOWN_MAX: usize = 100;
 /// Name of the kernel that stands for all work of nodes for other jobs.
 const OTHER: &str = "(other jobs)";
 
@@ -44,51 +41,21 @@ pub(super) fn show(
     let planned = reply.planned.take();
     let planned = planned.context("the reply of the server has no plan")?;
     let notes = awaited(&reply);
-    let waits = awaited_json(&reply);
-    let plan = PlannedJob::new(planned, notes, waits, prices)?;
-    context.output.show(&plan)?;
+    let plan = PlannedJob::new(planned, notes, prices)?;
+    context.output.show(&DryRun {
+        job: None,
+        errors: Vec::new(),
+        awaited: list(&reply.awaited),
+        plan,
+    })?;
     context.note("nothing was submitted");
     Ok(ExitCode::SUCCESS)
-}
-
-/// One task of the plan.
-#[derive(Debug)]
-struct PlannedTask {
-    name: String,
-    kernel: String,
-    /// Predicted node; `None`: no node is up.
-    node: Option<u32>,
-    start_ns: u64,
-    end_ns: u64,
-    transferred_bytes: u64,
-    /// Whether the time of its run is known.
-    known: bool,
-    /// Job whose cached result the task would get.
-    reused_job: Option<u64>,
-    awaited: Vec<String>,
-}
-
-/// A job that was not submitted.
-#[derive(Debug)]
-struct PlannedJob {
-    job: String,
-    policy: String,
-    steps: Vec<PlannedTask>,
-    /// Makespan of all tasks with known times.
-    makespan_ns: u64,
-    energy: Option<Joules>,
-    cost: Option<String>,
-    /// Kernels that nobody ran, with the number of tasks of each.
-    unknown: BTreeMap<String, usize>,
-    notes: Vec<String>,
-    waits: Value,
 }
 
 impl PlannedJob {
     fn new(
         mut planned: v1::JobTrace,
         mut notes: Vec<String>,
-        waits: Value,
         prices: &Submit,
     ) -> anyhow::Result<Self> {
         let job = planned
@@ -121,10 +88,10 @@ impl PlannedJob {
                 name: task.name.clone(),
                 kernel: task.kernel.clone(),
                 node: None,
-                start_ns: 0,
-                end_ns: 0,
-                transferred_bytes: 0,
-                known: reused || run.is_some(),
+                start_ns: format::Span(0),
+                end_ns: format::Span(0),
+                transferred_bytes: format::Bytes(0),
+                time_known: reused || run.is_some(),
                 reused_job: reused.then_some(task.reused_job),
                 awaited: task.awaited.clone(),
             });
@@ -138,15 +105,18 @@ impl PlannedJob {
         let mut plan = Self {
             job: name,
             policy,
-            steps,
-            makespan_ns: 0,
-            energy: None,
+            makespan_ns: format::Span(0),
+            complete: unknown.is_empty(),
+            transferred_bytes: format::Bytes(0),
+            energy_joules: None,
             cost: None,
-            unknown,
+            unknown_kernels: unknown,
             notes,
-            waits,
+            tasks: steps,
         };
         plan.simulate(planned, tasks, &runs, prices)?;
+        let transferred = plan.tasks.iter().map(|task| task.transferred_bytes.0);
+        plan.transferred_bytes.0 = transferred.sum();
         Ok(plan)
     }
 
@@ -185,7 +155,7 @@ impl PlannedJob {
         let trace = trace(planned)?;
         let mut platform = trace.platform();
         let workflow = behind(&trace, &mut platform, &loads)?;
-        let others = workflow.tasks.len() - self.steps.len();
+        let others = workflow.tasks.len() - self.tasks.len();
         let simulated = Simulation::new(&platform, &workflow)
             .placement(Placement::Recorded)
             .run()?;
@@ -208,7 +178,7 @@ impl PlannedJob {
             }
             file.node = first;
         }
-        for (task, step) in planned.tasks.iter_mut().zip(&self.steps) {
+        for (task, step) in planned.tasks.iter_mut().zip(&self.tasks) {
             if let Some(node) = task.pinned.filter(|node| !up.contains(node)) {
                 self.notes.push(format!(
                     "task {} would wait for node {node}, which is down",
@@ -222,12 +192,12 @@ impl PlannedJob {
     fn take(&mut self, trace: &Trace, simulated: &SimulationReport, others: usize) {
         let nodes = trace.nodes.iter().map(|one| one.node);
         let real: BTreeMap<NodeId, u32> = nodes.map(|one| (trace.planned_id(one), one)).collect();
-        for (step, task) in self.steps.iter_mut().zip(&simulated.tasks[others..]) {
+        for (step, task) in self.tasks.iter_mut().zip(&simulated.tasks[others..]) {
             step.node = real.get(&NodeId(task.node)).copied();
-            step.start_ns = task.start_ns;
-            step.end_ns = task.end_ns;
-            step.transferred_bytes = task.transferred_bytes;
-            self.makespan_ns = self.makespan_ns.max(task.end_ns);
+            step.start_ns.0 = task.start_ns;
+            step.end_ns.0 = task.end_ns;
+            step.transferred_bytes.0 = task.transferred_bytes;
+            self.makespan_ns = self.makespan_ns.max(step.end_ns);
         }
     }
 
@@ -247,26 +217,18 @@ impl PlannedJob {
         let nodes = platform.nodes.iter().chain(&platform.server_cores);
         #[expect(clippy::cast_precision_loss, reason = "a number of nodes")]
         let count = nodes.count() as f64;
-        let mut energy = idle * count * seconds(self.makespan_ns);
-        for step in &self.steps {
+        let mut energy = idle * count * seconds(self.makespan_ns.0);
+        for step in &self.tasks {
             let node = trace.nodes.iter().find(|one| Some(one.node) == step.node);
             let cores = node.map_or(1, |one| one.cores.max(1));
             let more: Watts = (busy - idle) / f64::from(cores);
-            energy = energy + more * seconds(step.end_ns - step.start_ns);
+            energy = energy + more * seconds(step.end_ns.0 - step.start_ns.0);
         }
-        self.energy = Some(energy);
+        self.energy_joules = Some(energy);
         self.cost = prices.energy_price.as_ref().map(|price| {
             let money = price.amount * energy;
             price.currency.show(money)
         });
-    }
-
-    fn transferred_bytes(&self) -> u64 {
-        self.steps.iter().map(|step| step.transferred_bytes).sum()
-    }
-
-    fn unknown_tasks(&self) -> usize {
-        self.unknown.values().sum()
     }
 }
 
@@ -355,132 +317,4 @@ fn behind(
         }
     }
     Ok(trace.replay()?.behind(others))
-}
-
-impl View for PlannedJob {
-    fn text(&self, out: &mut dyn Write) -> io::Result<()> {
-        let reused = self.steps.iter().filter(|step| step.reused_job.is_some());
-        let reused = reused.count();
-        let cached = match reused {
-            0 => String::new(),
-            reused => format!(", {reused} of them cached and not run"),
-        };
-        let line =
-            |out: &mut dyn Write, name: &str, value: &str| writeln!(out, "{name:<8} {value}");
-        line(out, "job", &self.job)?;
-        line(out, "tasks", &format!("{}{cached}", self.steps.len()))?;
-        line(out, "policy", &self.policy)?;
-        let time = format::span(self.makespan_ns);
-        let time = match self.unknown_tasks() {
-            0 => time,
-            all if all == self.steps.len() => "not known".to_owned(),
-            some => format!(
-                "at least {time}, without {} whose time is not known",
-                format::count(some as u64, "task")
-            ),
-        };
-        let transferred = match self.unknown_tasks() {
-            0 => format::bytes(self.transferred_bytes()),
-            _ => format!("at least {}", format::bytes(self.transferred_bytes())),
-        };
-        if self.steps.iter().any(|step| step.node.is_some()) {
-            line(out, "time", &time)?;
-            line(out, "transferred", &transferred)?;
-            let least = if self.unknown.is_empty() {
-                ""
-            } else {
-                "at least "
-            };
-            let energy = match (&self.energy, &self.cost) {
-                (None, _) => {
-                    "not known; give the power of a node with --busy-power and --idle-power"
-                        .to_owned()
-                }
-                (Some(energy), None) => format!("{least}{energy}"),
-                (Some(energy), Some(cost)) => format!("{least}{energy}, {cost}"),
-            };
-            line(out, "energy", &energy)?;
-        }
-        writeln!(out)?;
-        write_table(out, &self.rows())?;
-        match self.steps.len().saturating_sub(SHOWN_MAX) {
-            0 => {}
-            more => writeln!(out, "and {more} more; --json has all")?,
-        }
-        for (kernel, tasks) in &self.unknown {
-            writeln!(
-                out,
-                "nobody ran {kernel} yet: the time of {} is not known",
-                format::count(*tasks as u64, "task")
-            )?;
-        }
-        for note in &self.notes {
-            writeln!(out, "{note}")?;
-        }
-        Ok(())
-    }
-
-    fn json(&self) -> Value {
-        let steps = self.steps.iter().map(|step| {
-            json!({
-                "name": step.name,
-                "kernel": step.kernel,
-                "node": step.node,
-                "start_ns": step.start_ns,
-                "end_ns": step.end_ns,
-                "time_known": step.known,
-                "transferred_bytes": step.transferred_bytes,
-                "reused_job": step.reused_job,
-                "awaited": step.awaited,
-            })
-        });
-        json!({
-            "job": null,
-            "errors": [],
-            "awaited": self.waits,
-            "plan": {
-                "job": self.job,
-                "policy": self.policy,
-                "makespan_ns": self.makespan_ns,
-                "complete": self.unknown.is_empty(),
-                "transferred_bytes": self.transferred_bytes(),
-                "energy_joules": self.energy,
-                "cost": self.cost,
-                "unknown_kernels": self.unknown,
-                "notes": self.notes,
-                "tasks": steps.collect::<Vec<_>>(),
-            },
-        })
-    }
-}
-
-impl PlannedJob {
-    fn rows(&self) -> comfy_table::Table {
-        let header = [
-            "TASK", "KERNEL", "NODE", "START", "TIME", "TRANSFER", "NOTE",
-        ];
-        let mut rows = table(&header, &[2, 3, 4, 5]);
-        for step in self.steps.iter().take(SHOWN_MAX) {
-            let time = match (step.known, step.end_ns - step.start_ns) {
-                (true, ns) => format::span(ns),
-                (false, _) => "unknown".to_owned(),
-            };
-            let note = match (step.reused_job, step.awaited.first()) {
-                (Some(job), _) => format!("cached result of job {job}"),
-                (None, Some(path)) => format!("waits for {path}"),
-                (None, None) => String::new(),
-            };
-            let node = step.node;
-            rows.add_row([
-                step.name.clone(),
-                step.kernel.clone(),
-                node.map_or("-".to_owned(), |node| node.to_string()),
-                format::span(step.start_ns),
-                time,
-                format::bytes(step.transferred_bytes),
-                note,
-            ]);
-        }
-        rows
-    }
 }

@@ -1,10 +1,11 @@
 //! Sources of the advisor's numbers: flags first, then the calibration, then the cluster's records.
 
+use super::Args;
 use super::load::Loads;
-use super::{Args, per_second};
 use crate::calibration::{Calibration, KernelSpeed};
 use crate::context::{CommandContext, credentials};
 use crate::files;
+use crate::output::plan::per_second;
 use anyhow::{Context as _, ensure};
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;

@@ -1,0 +1,265 @@
+//! Results that are one sentence for people: see [`Message`](super::Message).
+
+use super::token::Token;
+use super::{exact, given, list, records};
+use crate::files::ClusterPath;
+use crate::format::{Bytes, Span, Time};
+use tidemill_server::rebuild::{LostFoundEntry, Rebuilt};
+use tidemill_wire::v1;
+
+records! {
+    /// Failure of a command.
+    Failure {
+        error: String,
+        /// Name of the state that caused the failure, as in `docs/troubleshooting.md`; absent if the state has no name.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        state: Option<&'static str>,
+    }
+
+    /// Started cluster.
+    StartedCluster {
+        /// Directory of the cluster.
+        dir: String,
+        endpoint: String,
+        /// Mount point.
+        mount: Option<String>,
+        nodes: Vec<u32>,
+        /// Names of the started processes.
+        started: Vec<String>,
+        already_running: Vec<String>,
+    }
+
+    /// Stopped cluster.
+    StoppedCluster { dir: String, stopped: Vec<String> }
+
+    /// Entry that `tidemill rm` would remove.
+    PlannedRemoval { dry_run: bool, path: ClusterPath, kind: &'static str }
+
+    /// Number of files, and their bytes.
+    FileCount { files: u64, bytes: Bytes }
+
+    /// Files that `tidemill migrate --rewrite` would write again.
+    PlannedRewrite { dry_run: bool, files: u64, bytes: Bytes }
+
+    /// File that would be copied.
+    PlannedCopy { dry_run: bool, from: String, to: String, bytes: Bytes }
+
+    /// File that would be deleted.
+    PlannedDeletion { dry_run: bool, delete: String }
+
+    /// Outcome of copying files.
+    CopySummary {
+        /// Number of copied files, and their bytes.
+        files: u64,
+        bytes: Bytes,
+        /// Number of files that existed already, unchanged.
+        same: u64,
+        deleted: u64,
+        /// Number of paths that are not files, or have no valid name.
+        skipped: u64,
+        failed: u64, dry_run: bool,
+    }
+
+    /// Files that `tidemill exec` wrote asynchronously.
+    StoredFiles {
+        /// Number of files that could not be stored.
+        failed: u64,
+        not_stored: Vec<FileNotStored>,
+    }
+
+    /// File that could not be stored.
+    FileNotStored {
+        path: String, why: String,
+        /// Local file with the bytes.
+        bytes_in: String,
+    }
+
+    /// Submitted job, or a refused job.
+    Submission {
+        /// Id of the job; null if the job was refused.
+        job: Option<u64>,
+        /// Errors of a refused job.
+        errors: Vec<String>,
+        awaited: Vec<AwaitedInput>,
+    }
+
+    /// Missing input of a job.
+    AwaitedInput from of: v1::AwaitedInput {
+        path: String, task: String,
+        /// Most similar name that exists.
+        nearest: Option<String> = given(&of.nearest),
+    }
+
+    /// Deleted jobs.
+    DeletedJobs {
+        /// Whether nothing was deleted; absent if the jobs were deleted.
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        dry_run: bool,
+        deleted: Vec<u64>,
+    }
+
+    /// Job file in the format TOML.
+    ConvertedJob { toml: String }
+
+    /// Number of rule runs that are queued again.
+    RetriedRuns { rule_runs: u64 }
+
+    /// Closed batch of a hook.
+    ClosedBatch {
+        batch: u64,
+        /// `ending` without `--wait`.
+        state: String,
+        /// Reason of a failure; absent without `--wait`.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        error: Option<String>,
+    }
+
+    /// Directory with a new rule.
+    RuleDirectory { directory: ClusterPath }
+
+    /// Directory of a new kernel.
+    NewKernel { directory: String }
+
+    /// Files of a built kernel.
+    BuiltKernel {
+        made: Vec<String>,
+        /// Reason why there is no WebAssembly module; null if there is.
+        no_wasm: Option<String>,
+    }
+
+    /// Kernel that was added to the cluster.
+    AddedKernel {
+        path: String,
+        /// Whether the content is new.
+        new: bool,
+        hash: String,
+        /// Whether all users may use the kernel.
+        shared: bool,
+    }
+
+    /// Files of deleted kernels.
+    DeletedKernels { deleted: Vec<String> }
+
+    /// Test of merge invariance.
+    MergeInvariance {
+        holds: bool,
+        /// Number of cuts of the input.
+        cuts: u64,
+    }
+
+    /// Event of a file: its new version is sealed.
+    FileEvent from of: v1::FileEvent {
+        path: String, version: u64, object: u64, size: Bytes, mtime: Time, uid: u32,
+        /// Position for `--since`.
+        cursor: String,
+    }
+
+    /// Lease of a workspace.
+    WorkspaceLease {
+        workspace: String,
+        /// Number of the lease holder.
+        member: u64,
+    }
+
+    /// Deleted consumer of a channel.
+    DeletedConsumer { workspace: String, channel: String, consumer: String }
+
+    /// Sent messages: numbers of the first and the last; null if there was nothing to send.
+    SentMessages { workspace: String, channel: String, first: Option<u64>, last: Option<u64> }
+
+    /// Received message: its bytes as text, or in hexadecimal digits if they are not UTF-8.
+    ReceivedMessage {
+        number: u64,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        text: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        hex: Option<String>,
+    }
+
+    /// Measurement of a channel.
+    ChannelRates {
+        /// Size of a message.
+        bytes: usize,
+        memory: bool,
+        /// Median and 99th percentile of the time from sending to receiving.
+        p50_ns: Span,
+        p99_ns: Span,
+        /// Number of messages of a request.
+        batch: usize,
+        messages_per_s: f64,
+    }
+
+    /// Outcome of a request to a remote.
+    RemoteCheck { remote: String, answers: bool }
+
+    /// Node whose drain was stopped.
+    NodeDraining { node: u32, draining: bool }
+
+    /// Space that the drain of a node needs.
+    DrainPlan { dry_run: bool, node: u32, used_bytes: Bytes, other_nodes: u64, free_bytes: Bytes }
+
+    /// Removed node.
+    RemovedNode { node: u32, files_lost: u64 }
+
+    /// Consequences of removing a node.
+    RemovalPlan {
+        dry_run: bool, node: u32, up: bool, drained: bool,
+        /// Whether files may be lost.
+        lose: bool,
+        /// Number of files of the cluster without an online replica.
+        files_unavailable: u64,
+    }
+
+    /// Node that was suspended or resumed.
+    SuspendedNode { node: u32, suspended: bool }
+
+    /// Files that were copied from the packs of a lost node.
+    RecoveredFiles {
+        files: u64, bytes: Bytes,
+        /// Number of files that existed already, unchanged.
+        same: u64,
+        failed: u64,
+    }
+
+    /// Metadata that was recovered from the nodes.
+    RecoveredCluster from of: Rebuilt {
+        nodes: usize = of.nodes.len(),
+        /// Numbers of the nodes.
+        members: Vec<u32> = of.nodes.clone(),
+        /// Numbers of removed nodes.
+        removed: Vec<u32>,
+        files: usize, bytes: Bytes, directories: usize, tasks: usize, rules: usize,
+        /// Rules that are lost.
+        rules_left: Vec<String>,
+        /// Files that have lost their bytes.
+        missing: Vec<String> = of.missing.iter().map(exact).collect(),
+        /// Files with their metadata at the time of the seal.
+        metadata_at_seal: Vec<String> = of.unnoted.iter().map(exact).collect(),
+        /// Files in `/lost+found`.
+        lost_and_found: Vec<LostAndFound> = list(&of.apart),
+        /// Number of objects that the databases of their nodes do not contain.
+        unknown: u64,
+        /// Nodes that were not read, though nodes with higher numbers were.
+        absent: Vec<u32>,
+        /// Whether something was lost.
+        incomplete: bool = of.less,
+    }
+
+    /// File that could not get its own place.
+    LostAndFound from of: LostFoundEntry { path: String = exact(&of.path), was: String = exact(&of.was) }
+
+    /// New token: its secret, or the local file with the secret.
+    CreatedToken {
+        token: Token,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        credential: Option<String>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        file: Option<String>,
+    }
+
+    /// Valid configuration file; null if there is no file.
+    ConfigurationCheck { file: Option<String>, valid: bool }
+
+    /// Directory with the manual pages.
+    ManualPages { directory: String }
+}

@@ -170,7 +170,7 @@ fn check_published(cluster: &Cluster) {
 /// Agents are killed while they work, and the application is killed after it has published all labels: each label runs
 /// once.
 #[test]
-fn published_labels_run_once_despite_kills() {
+fn application_labels_run_once_despite_kills() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -214,7 +214,7 @@ print('got all')
 /// A program reads the complete bytes that another program puts into a workspace at once, also while server and agent are
 /// down. The bytes are stored after the restart, although the writing program has ended.
 #[test]
-fn put_into_workspace_is_read_at_once_despite_kills() {
+fn workspace_get_returns_put_at_once_despite_kills() {
     let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -266,7 +266,7 @@ print(app.get('workspace:/r/a').decode())
 
 /// While the mount is down, labels wait, and no file of theirs is written into the directory below the mountpoint.
 #[test]
-fn labels_wait_for_unmounted_mount() {
+fn application_labels_wait_until_cluster_is_mounted() {
     let Some(mut cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -319,7 +319,7 @@ for n in range(100): app.append('tidemill:/b', b'%09d\\n' % n)
 
 /// After a successful wait all hosts see the bytes. A user without write permission gets an error that names the user.
 #[test]
-fn waited_label_is_visible_on_other_hosts_with_user_rights() {
+fn awaited_label_write_is_visible_on_other_hosts_with_user_rights() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -349,7 +349,7 @@ except PermissionError as error: print(error)
 
 /// On other hosts, errors of a file appear at its close: the label fails, or all its bytes are stored.
 #[test]
-fn label_reports_errors_of_close() {
+fn label_wait_reports_errors_of_close() {
     let options = Options {
         nodes: 1,
         remote: true,
@@ -386,7 +386,7 @@ for size, labels in (8000000, 1), (3000000, 1), (500000, 6):
 /// An analysis reads the bytes of earlier labels and no later bytes, and a read of its output waits for the analysis.
 /// Each analysis fails alone, with its reason.
 #[test]
-fn analyses_run_in_order_with_labels() {
+fn analysis_labels_run_in_order_with_other_labels() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -492,7 +492,7 @@ time.sleep(600)
 /// If any process is killed at any step, each job exists once, its label reports the outcome, and its energy counts
 /// once.
 #[test]
-fn analysis_becomes_one_job_despite_kills_and_is_cancelled() {
+fn analysis_label_becomes_one_job_despite_kills() {
     let Some(mut cluster) = Cluster::with(Options {
         node_args: ["--busy-power=100 W", "--idle-power=50 W"]
             .map(str::to_owned)

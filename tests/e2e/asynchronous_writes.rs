@@ -124,7 +124,7 @@ fn cat(cluster: &Cluster, path: &str) -> String {
 
 /// If no file is waiting to be stored, `wait` returns at once and no process stays.
 #[test]
-fn wait_returns_at_once_without_async_files() {
+fn async_wait_returns_at_once_without_async_files() {
     let Some(cluster) = start() else { return };
     let programs = Programs::asynchronous(&cluster, "p");
     let printed = programs.try_wait();
@@ -161,7 +161,7 @@ fn wait_returns_at_once_without_async_files() {
 /// A close succeeds without a node. Programs on this host see the bytes, the bytes survive the writing program, and
 /// a call that guarantees storage waits for it.
 #[test]
-fn async_close_returns_at_once_and_survives_the_program() {
+fn async_close_returns_at_once_and_outlives_program() {
     let Some(mut cluster) = start() else { return };
     let programs = Programs::asynchronous(&cluster, "p");
     programs.sh("echo before > old");
@@ -256,7 +256,7 @@ fn async_closed_files_survive_kill_of_file_system() {
 /// A file that does not fit into the space is stored by its close, as without `--async`. A file that does not fit into
 /// the cluster is reported, kept and tried again.
 #[test]
-fn full_space_and_full_cluster_lose_no_closed_files() {
+fn async_closed_files_survive_full_spool_and_full_cluster() {
     let Some(cluster) = with_capacity(Some("64MiB")) else {
         return;
     };

@@ -236,7 +236,7 @@ fn written_here(cloud: &Cloud) {
 }
 
 #[test]
-fn conflicting_writes_keep_both_sides() {
+fn attached_directory_keeps_both_versions_of_conflicting_writes() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("both", "first\n");
@@ -280,7 +280,7 @@ fn conflicting_writes_keep_both_sides() {
 }
 
 #[test]
-fn offline_or_empty_store_deletes_no_file() {
+fn attached_store_that_is_offline_or_empty_deletes_no_file() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -343,7 +343,7 @@ fn offline_or_empty_store_deletes_no_file() {
 const MANY: usize = 200;
 
 #[test]
-fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
+fn attached_object_becomes_one_file_and_triggers_rule_once() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -405,7 +405,7 @@ fn each_object_becomes_one_file_and_triggers_once_despite_kills() {
 /// The store is a file system of others. Users of the cluster try to create files elsewhere and to read files without
 /// permission.
 #[test]
-fn file_system_is_followed_but_links_of_users_are_not() {
+fn attached_file_system_ignores_links_of_users() {
     let Some(mut cluster) = bare(2) else { return };
     let directory: PathBuf = cluster.path("pfs");
     std::fs::create_dir_all(directory.join("run")).unwrap();
@@ -461,7 +461,7 @@ fn file_system_is_followed_but_links_of_users_are_not() {
 /// A job fails if it reads a version that others have replaced in the store. No file is marked as corrupt, and the next
 /// version is looked for.
 #[test]
-fn object_replaced_after_listing_is_not_corrupt() {
+fn attached_object_replaced_after_listing_is_not_corrupt() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "first\n");
@@ -487,7 +487,7 @@ fn object_replaced_after_listing_is_not_corrupt() {
 
 /// No operation in the directory of a read-only store changes the store. New files of the directory are stored in the cluster.
 #[test]
-fn read_only_store_stays_unchanged() {
+fn attached_read_only_store_stays_unchanged() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cloud.put("a", "theirs\n");
@@ -524,7 +524,7 @@ fn read_only_store_stays_unchanged() {
 /// The store accepted the file, and the node was killed before it got the answer. The file belongs to the cluster, not
 /// to others.
 #[test]
-fn put_of_killed_node_belongs_to_the_cluster() {
+fn object_written_by_killed_node_counts_as_written_by_cluster() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };

@@ -36,7 +36,7 @@ fn end(mut child: std::process::Child) {
 }
 
 #[test]
-fn killed_first_listing_and_empty_store_delete_no_file() {
+fn attached_directory_keeps_files_after_killed_listing_or_empty_store() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -64,7 +64,7 @@ fn killed_first_listing_and_empty_store_delete_no_file() {
 
 /// Nobody repeats the request: the listing is completed anyway.
 #[test]
-fn listing_resumes_after_kill_of_server_or_node() {
+fn attached_listing_resumes_after_kill_of_server_or_node() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };
@@ -216,7 +216,7 @@ fn renamed_and_changed(cloud: &Cloud) {
 
 /// The output of a task is placed by its directory, wherever the task runs.
 #[test]
-fn outputs_of_jobs_are_in_the_store_wherever_they_run() {
+fn job_outputs_in_attached_directory_are_in_the_store() {
     let Some(cloud) = Cloud::start() else { return };
     let cluster = &cloud.cluster;
     cluster.json(&["remote", "attach", "cloud", "/cloud", "--every", "0s"]);
@@ -298,12 +298,12 @@ fn is_empty(directory: &Path) -> bool {
 }
 
 #[test]
-fn unmounted_file_system_is_offline_and_loses_nothing() {
+fn unmounted_backend_is_offline_and_loses_no_file() {
     offline(&[]);
 }
 
 #[test]
-fn unmounted_file_system_with_packs_loses_nothing() {
+fn unmounted_backend_with_packs_loses_no_file() {
     offline(&["--backend-format", "dedup"]);
 }
 
@@ -399,7 +399,7 @@ fn really_gone(cluster: &Cluster, pfs: &Pfs) {
 
 /// Files are staged out to nodes that may have them, although the node with the read-only store has the most space.
 #[test]
-fn read_only_store_gets_no_staged_files() {
+fn read_only_remote_gets_no_staged_out_files() {
     let Some(mut cloud) = Cloud::start() else {
         return;
     };

@@ -312,7 +312,7 @@ fn backend_files_are_imported_and_read_without_copy() {
 
 /// The directory of the node, through which files are staged out, is full: the files are staged out to another node of the capacity tier.
 #[test]
-fn staging_out_through_full_node_uses_another_node() {
+fn stage_out_uses_another_node_if_backend_node_is_full() {
     let Some(mut cluster) = bare() else {
         return;
     };

@@ -136,7 +136,7 @@ fn writers_wait_for_space_in_burst_tier_and_lose_nothing() {
 /// No node stores, the tier is full, and programs write more at once than fits. Only creators of files wait, until
 /// space is free again, and no byte is lost.
 #[test]
-fn full_tier_without_stores_blocks_only_file_creation() {
+fn full_burst_tier_without_capacity_tier_blocks_only_creation() {
     let Some(mut cluster) = start(&["--capacity", "128MiB"]) else {
         return;
     };
@@ -166,7 +166,7 @@ fn full_tier_without_stores_blocks_only_file_creation() {
 
 /// A node of the tier is lost for good: staged-out files exist, other files of the tier are listed, and no other files are.
 #[test]
-fn staged_files_survive_lost_burst_node_rest_is_listed() {
+fn staged_files_survive_lost_burst_node_and_others_are_listed() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -312,7 +312,7 @@ fn stage_out_wait_ignores_files_closed_later() {
 
 /// A file that is lost where it was stored is staged out once more, so that it survives the loss of the tier as well.
 #[test]
-fn file_lost_from_its_store_is_staged_out_again() {
+fn file_lost_in_capacity_tier_is_staged_out_again() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -685,7 +685,7 @@ fn slurm_example_stages_in_and_out_with_rights_of_user() {
 /// A node belongs to the tier of its last start, whatever tier it was in before. The tier may pass on files for
 /// which it has no space.
 #[test]
-fn node_changes_tier_and_full_tier_passes_files_on() {
+fn restarted_node_changes_tier_and_full_tier_passes_files_on() {
     let Some(mut cluster) = configured(
         &["--stage-out-after", "1h", "--burst-full", "capacity"],
         &["--capacity", "64MiB"],

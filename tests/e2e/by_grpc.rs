@@ -131,7 +131,7 @@ fn cluster() -> Option<Cluster> {
 /// The calls of the library, and calls that are invalid. Labels of other users and labels beyond the limits change
 /// nothing.
 #[test]
-fn published_labels_are_awaited_and_invalid_ones_refused() {
+fn grpc_labels_are_awaited_and_invalid_labels_refused() {
     let Some(cluster) = cluster() else { return };
     let labels = Labels::of(&cluster, USER);
     runtime().block_on(async {
@@ -260,7 +260,7 @@ async fn get(client: &mut Client, key: &str, path: &str, wait_ns: u64) -> Result
 /// A client gets the complete bytes of another client's put before they are stored, whatever their size. It waits for a
 /// later put, also while the server is down. A user without read permission gets no bytes.
 #[test]
-fn put_of_one_client_is_returned_by_get_of_another() {
+fn grpc_get_returns_put_of_another_client() {
     let Some(mut cluster) = cluster() else { return };
     cluster.sh("echo secret > own/f");
     let labels = Labels::of(&cluster, USER);
@@ -371,7 +371,7 @@ fn unauthenticated_clients(labels: &Labels) {
 /// The agent is killed repeatedly, and the client disconnects in the middle of a stream. The last kept label is
 /// reported, and each label runs once.
 #[test]
-fn each_label_runs_once_despite_kills_and_disconnects() {
+fn grpc_label_runs_once_despite_kills_and_disconnects() {
     const LABELS: u64 = 4000;
     let Some(cluster) = cluster() else { return };
     let labels = Labels::of(&cluster, USER);
@@ -452,7 +452,7 @@ async fn subscribe(
 /// Each new file is reported once, although the agent is killed and nobody listens for a while. Files without read
 /// permission are not reported.
 #[test]
-fn events_are_reported_once_despite_kills_and_disconnects() {
+fn grpc_events_arrive_once_despite_kills_and_disconnects() {
     const FILES: usize = 60;
     let Some(cluster) = cluster() else { return };
     let labels = Labels::of(&cluster, USER);

@@ -433,7 +433,7 @@ fn url_refuses_file_without_read_permission() {
 }
 
 #[test]
-fn streams_of_one_user_are_bounded_and_others_unaffected() {
+fn url_streams_of_one_user_are_bounded_in_number() {
     let Some(cluster) = Cluster::with(without_tls(without_mount(1))) else {
         return;
     };
@@ -471,7 +471,7 @@ fn streams_of_one_user_are_bounded_and_others_unaffected() {
 }
 
 #[test]
-fn stream_switches_to_another_replica_when_node_is_lost() {
+fn url_stream_switches_replica_when_node_is_lost() {
     for stripes in [&[][..], &["--stripe", "64KiB,2"]] {
         for stopped in [false, true] {
             let Some(mut cluster) = Cluster::with(without_mount(3)) else {
@@ -512,7 +512,7 @@ fn stream_switches_to_another_replica_when_node_is_lost() {
 }
 
 #[test]
-fn stream_cut_before_its_end_is_not_taken_for_whole() {
+fn url_stream_cut_before_its_end_is_an_error() {
     let Some(mut cluster) = Cluster::with(without_mount(1)) else {
         return;
     };
@@ -560,7 +560,7 @@ fn stream_cut_before_its_end_is_not_taken_for_whole() {
 
 /// The bytes of a version stay while a URL reads them, and no longer.
 #[test]
-fn stream_continues_with_the_version_at_its_start() {
+fn url_stream_continues_with_the_version_at_its_start() {
     let Some(cluster) = Cluster::with(without_mount(2)) else {
         return;
     };

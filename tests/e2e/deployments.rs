@@ -108,7 +108,7 @@ fn read(path: &Path) -> String {
 
 /// New files stay on the disk and in the memory of the host, and files of the backend are read in place.
 #[test]
-fn accelerator_stores_files_on_host_and_reads_backend_files() {
+fn accelerator_deployment_stores_files_and_reads_backend() {
     let Some(up) = Up::of("Accelerator on compute nodes") else {
         return;
     };
@@ -140,7 +140,7 @@ fn accelerator_stores_files_on_host_and_reads_backend_files() {
 
 /// Closed files are copied to the store without a command, and are read through the cluster when no other replica exists.
 #[test]
-fn forwarder_stores_closed_files_in_backend() {
+fn forwarder_deployment_stores_closed_files_in_backend() {
     let Some(up) = Up::of("Forwarder") else {
         return;
     };
@@ -164,7 +164,7 @@ fn forwarder_stores_closed_files_in_backend() {
 
 /// The tier takes new files and maps them, and they are staged out to the store.
 #[test]
-fn burst_buffer_maps_new_files_and_stages_out_to_backend() {
+fn burst_buffer_deployment_maps_and_stages_out_new_files() {
     let Some(up) = Up::of("Burst buffer") else {
         return;
     };
@@ -188,7 +188,7 @@ fn burst_buffer_maps_new_files_and_stages_out_to_backend() {
 
 /// Files are stored on all nodes, and a job runs where its files are.
 #[test]
-fn whole_storage_keeps_files_on_its_nodes() {
+fn whole_storage_deployment_keeps_files_on_its_nodes() {
     let Some(up) = Up::of("Whole storage") else {
         return;
     };

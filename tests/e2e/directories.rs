@@ -96,7 +96,7 @@ fn objects(node: &Path) -> usize {
 /// A node that is killed while it stores thousands of files of a directory runs the task again. The server is killed
 /// as well.
 #[test]
-fn kills_leave_a_complete_output_directory_and_nothing_else() {
+fn killed_daemons_leave_a_complete_output_directory_or_none() {
     let options = Options {
         node_timeout_secs: 60,
         ..Options::default()

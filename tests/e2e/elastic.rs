@@ -89,7 +89,7 @@ fn check_reported(cluster: &Cluster, job: u64) {
 /// Clients, the mount and jobs read and write files whose only replica is on a suspended node: each access resumes the
 /// node. Access to other files does not. A server that was killed knows the suspended nodes.
 #[test]
-fn read_or_write_resumes_the_suspended_node() {
+fn suspended_node_resumes_on_read_or_write() {
     let Some((_directory, mut cluster)) = start("") else {
         return;
     };
@@ -155,7 +155,7 @@ fn read_or_write_resumes_the_suspended_node() {
 /// and its files are available after its start. A suspended node does not count as lost, however long it is
 /// suspended.
 #[test]
-fn node_that_never_resumes_is_reported_suspended_is_not() {
+fn node_that_never_resumes_counts_as_offline_but_suspended_does_not() {
     let Some((_directory, mut cluster)) = start("[server]\nreplicas = 2\nrepair-after = \"1s\"\n")
     else {
         return;

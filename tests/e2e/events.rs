@@ -129,7 +129,7 @@ print(files.next())
 
 /// A label runs after a file of another user has arrived. A cancelled label does not run.
 #[test]
-fn labels_follow_event_of_files_of_others() {
+fn application_label_follows_event_of_files_of_other_users() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };

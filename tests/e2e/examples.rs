@@ -137,7 +137,7 @@ fn readme_tour_runs_as_printed() {
 }
 
 #[test]
-fn documented_jobs_run_as_printed() {
+fn documented_job_scripts_run_as_printed() {
     let mut pages = vec![Path::new(ROOT).join("README.md")];
     let docs = std::fs::read_dir(Path::new(ROOT).join("docs")).unwrap();
     pages.extend(docs.map(|entry| entry.unwrap().path()));

@@ -64,7 +64,7 @@ fn misbehaving_kernel_fails_alone_with_reason() {
 }
 
 #[test]
-fn retries_are_counted_and_bounded() {
+fn task_retries_are_counted_and_bounded() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -190,7 +190,7 @@ fn job_succeeds_after_its_node_is_killed_and_restarted() {
 }
 
 #[test]
-fn work_of_lost_node_is_done_elsewhere() {
+fn tasks_of_lost_node_run_on_other_nodes() {
     let Some(mut cluster) = Cluster::with(Options {
         cores: 1,
         ..Options::default()

@@ -3,7 +3,7 @@
 use crate::cluster::{Cluster, Options, wait};
 
 #[test]
-fn everyday_tools_work() {
+fn cp_tar_rsync_and_shell_tools_keep_content_on_mount() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -30,7 +30,7 @@ fn everyday_tools_work() {
 }
 
 #[test]
-fn git_clones_commits_and_checks_itself() {
+fn git_clones_commits_and_passes_fsck_on_mount() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -42,7 +42,7 @@ fn git_clones_commits_and_checks_itself() {
 }
 
 #[test]
-fn python_maps_seeks_and_truncates() {
+fn python_maps_seeks_and_truncates_files_on_mount() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -72,7 +72,7 @@ P"#);
 }
 
 #[test]
-fn put_file_is_readable_in_mount_and_by_get() {
+fn file_of_put_is_readable_on_mount_and_by_get() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -95,7 +95,7 @@ fn put_file_is_readable_in_mount_and_by_get() {
 }
 
 #[test]
-fn files_are_spread_over_nodes_or_follow_their_directory() {
+fn new_files_spread_over_nodes_or_follow_directory_setting() {
     let Some(cluster) = Cluster::with(Options {
         nodes: 3,
         ..Options::default()
@@ -119,7 +119,7 @@ fn files_are_spread_over_nodes_or_follow_their_directory() {
 }
 
 #[test]
-fn bytes_written_in_place_are_counted_by_their_node() {
+fn node_counts_bytes_that_mount_writes_directly() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -174,7 +174,7 @@ fn node_reports_flash_model_of_its_writes() {
 }
 
 #[test]
-fn files_and_control_directories_of_others_are_closed() {
+fn mount_denies_files_and_control_directories_of_other_users() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -196,7 +196,7 @@ fn files_and_control_directories_of_others_are_closed() {
 }
 
 #[test]
-fn chmod_right_after_close_is_never_lost() {
+fn mount_keeps_chmod_right_after_close() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

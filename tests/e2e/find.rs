@@ -154,7 +154,7 @@ fn by_the_rest(cluster: &Cluster) {
 }
 
 #[test]
-fn find_by_headers_names_sizes_owners_attributes_and_times() {
+fn find_matches_headers_names_sizes_owners_and_times() {
     for remote in [false, true] {
         let Some(cluster) = Cluster::with(Options {
             nodes: 3,
@@ -325,7 +325,7 @@ fn find_hides_parts_of_zarr_without_read_permission() {
 }
 
 #[test]
-fn find_by_producing_job_and_kernel() {
+fn find_matches_files_by_producing_job_and_kernel() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

@@ -13,7 +13,7 @@ fn other_commands_mean_the_newest_too(cluster: &Cluster, newest: u64) {
 }
 
 #[test]
-fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
+fn job_watch_shows_newest_job_and_delete_removes_ended_jobs() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -92,7 +92,7 @@ fn newest_job_is_watched_and_ended_jobs_can_be_deleted() {
 }
 
 #[test]
-fn nodes_on_one_disk_count_it_once() {
+fn status_counts_disk_of_several_nodes_once() {
     let options = Options {
         nodes: 3,
         ..Options::default()
@@ -111,7 +111,7 @@ fn nodes_on_one_disk_count_it_once() {
 }
 
 #[test]
-fn failure_with_json_flag_prints_json() {
+fn failed_command_with_json_flag_prints_json() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -252,7 +252,7 @@ const MISTAKES: &[(&[&str], &[&str])] = &[
 
 /// Each error message names the mistake, its place and the remedy.
 #[test]
-fn mistakes_are_reported_with_cause_place_and_remedy() {
+fn command_errors_name_cause_place_and_remedy() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

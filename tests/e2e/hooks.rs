@@ -80,7 +80,7 @@ fn lineage_tells(cluster: &Cluster) {
 /// reduced in their order, through kills of all processes. Lineage names the hook that deleted them. A file with
 /// another name stays under that name.
 #[test]
-fn mapped_files_are_deleted_and_results_reduced_in_order() {
+fn hook_deletes_mapped_files_and_reduces_results_in_order() {
     let Some(mut cluster) = start(&[]) else {
         return;
     };
@@ -179,7 +179,7 @@ fn numbers(range: std::ops::Range<u64>) -> Vec<u8> {
 /// Kernels of all kinds map a file while it is written. The result equals the result of the sealed file, although some parts were holes
 /// or contained other bytes at the time of the read.
 #[test]
-fn map_during_write_equals_map_of_sealed_file() {
+fn hook_map_during_write_equals_map_of_sealed_file() {
     let Some(cluster) = start_with(8, &[]) else {
         return;
     };
@@ -245,7 +245,7 @@ fn map_during_write_equals_map_of_sealed_file() {
 /// Kernels that crash, hang or write without end harm only their own task. A file that a hook could not map is not
 /// deleted.
 #[test]
-fn bad_kernels_fail_alone_and_unmapped_files_stay() {
+fn hook_with_failing_kernel_fails_alone_and_keeps_files() {
     let Some(cluster) = start(&[]) else {
         return;
     };
@@ -301,7 +301,7 @@ fn bad_kernels_fail_alone_and_unmapped_files_stay() {
 
 /// A batch without one of its files has no result. It continues after the kernel is fixed.
 #[test]
-fn batch_with_unmapped_file_fails_until_kernel_is_fixed() {
+fn hook_batch_with_unmapped_file_fails_until_kernel_is_fixed() {
     let Some(cluster) = start(&[]) else {
         return;
     };
@@ -380,7 +380,7 @@ fn hooks_have_only_the_rights_of_their_owner() {
 /// The text of the paper, written to a file of the mount, creates hooks. An invalid text is reported and creates no
 /// hook. The file returns such a text.
 #[test]
-fn hooks_file_accepts_text_of_the_paper() {
+fn hooks_file_of_active_burst_buffer_paper_is_accepted() {
     let Some(cluster) = start(&[]) else {
         return;
     };
@@ -423,7 +423,7 @@ fn hooks_file_accepts_text_of_the_paper() {
 /// files are open continues with its new definition, a removed hook leaves nothing, and writers wait for a full tier
 /// without a failure.
 #[test]
-fn lagging_maps_run_after_close_and_lose_nothing() {
+fn lagging_hook_maps_run_after_close_and_lose_no_file() {
     let Some(mut cluster) = start(&["--capacity", "128MiB"]) else {
         return;
     };
@@ -486,7 +486,7 @@ fn lagging_maps_run_after_close_and_lose_nothing() {
 /// Maps that began with a file end when the file is abandoned, although their hook is removed. Maps of other files
 /// continue.
 #[test]
-fn maps_of_removed_hook_end_when_their_file_is_abandoned() {
+fn maps_of_removed_hook_end_with_their_abandoned_file() {
     let Some(cluster) = start(&[]) else { return };
     cluster.sh("mkdir run");
     add(
@@ -543,7 +543,7 @@ impl Drop for Ends<'_> {
 /// While a program writes, maps wait for the end of the burst, and the wait is reported. They end even if the burst
 /// never ends, next to kernels that use all resources or hang.
 #[test]
-fn maps_wait_for_end_of_burst_up_to_a_limit() {
+fn hook_maps_wait_for_end_of_burst_up_to_a_limit() {
     let Some(cluster) = start(&[]) else {
         return;
     };

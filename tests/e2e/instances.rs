@@ -102,7 +102,7 @@ fn instance_outputs_are_striped_like_input_without_moves() {
 }
 
 #[test]
-fn instance_outputs_survive_every_loss() {
+fn task_instance_outputs_survive_loss_of_any_node() {
     let Some((mut cluster, bytes)) = with_stripes(false, 500_000) else {
         return;
     };
@@ -145,7 +145,7 @@ fn files(directory: &Path) -> usize {
 }
 
 #[test]
-fn each_stripe_of_a_file_becomes_a_file_of_its_own() {
+fn task_per_stripe_writes_a_file_for_each_stripe() {
     let Some((cluster, bytes)) = with_stripes(false, 10 * UNIT + 5) else {
         return;
     };
@@ -184,7 +184,7 @@ fn each_stripe_of_a_file_becomes_a_file_of_its_own() {
 }
 
 #[test]
-fn each_file_has_its_instance_and_later_task_reads_all() {
+fn task_instance_per_file_runs_and_later_task_reads_all() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -199,7 +199,7 @@ fn each_file_has_its_instance_and_later_task_reads_all() {
 }
 
 #[test]
-fn failed_instance_is_retried_alone_and_leaves_nothing() {
+fn failed_task_instance_is_retried_alone() {
     let Some((mut cluster, bytes)) = with_stripes(false, 3 * UNIT) else {
         return;
     };
@@ -257,7 +257,7 @@ fn with_slow_program(cluster: &Cluster) {
 }
 
 #[test]
-fn instance_on_full_device_runs_elsewhere() {
+fn task_instance_on_full_device_runs_on_another_node() {
     let mut device = None;
     let options = Options {
         nodes: 3,
@@ -300,7 +300,7 @@ fn instance_on_full_device_runs_elsewhere() {
 }
 
 #[test]
-fn second_mount_may_overwrite_input_of_instances() {
+fn input_of_task_instances_may_be_overwritten_by_second_mount() {
     let Some((cluster, bytes)) = with_stripes(true, 5 * UNIT + 3) else {
         return;
     };
@@ -408,7 +408,7 @@ fn lines_of(text: &[u8]) -> Vec<&[u8]> {
 }
 
 #[test]
-fn records_across_stripes_are_read_once_and_whole() {
+fn task_instances_read_records_across_stripes_once_and_whole() {
     for remote in [false, true] {
         let Some((cluster, _)) = with_stripes(remote, 10) else {
             return;
@@ -487,7 +487,7 @@ fn read_all(cluster: &Cluster, directory: &str) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn halo_shows_bytes_beyond_the_stripe() {
+fn task_instance_with_halo_reads_bytes_beyond_its_stripe() {
     let Some((cluster, bytes)) = with_stripes(false, 3 * UNIT + 100) else {
         return;
     };

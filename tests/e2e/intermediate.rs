@@ -59,7 +59,7 @@ fn expected(cluster: &Cluster, middle: u64) -> String {
 /// The intermediate is only in memory, is readable like any file, is recomputed if the memory of its host loses it, and
 /// is removed after its use.
 #[test]
-fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
+fn intermediate_file_stays_in_memory_until_used_and_is_recomputed() {
     let Some(mut cluster) = start() else { return };
     cluster.sh("mkdir w");
     let middle = 20 * MIB;
@@ -115,7 +115,7 @@ fn intermediate_stays_in_memory_until_used_and_is_recomputed() {
 
 /// Neither full memory nor missing memory is a failure.
 #[test]
-fn intermediate_too_large_for_memory_is_on_disk() {
+fn intermediate_file_too_large_for_memory_is_on_disk() {
     let Some(cluster) = start() else { return };
     cluster.sh("mkdir w; echo go > w/go");
     let middle = 80 * MIB;
@@ -187,7 +187,7 @@ fn kernels_reach_in_memory_files_in_closed_directories() {
 }
 
 #[test]
-fn directory_closed_since_start_is_named() {
+fn in_memory_task_error_names_directory_closed_since_start() {
     let Some(mut cluster) = Cluster::prepared(options(), |cluster| set_mode(cluster, 0o711)) else {
         return;
     };

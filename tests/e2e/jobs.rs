@@ -14,7 +14,7 @@ fn doubles(values: &[f64]) -> Vec<u8> {
 const LISTING_1: &str = include_str!("../../examples/listing1/getmax.conf");
 
 #[test]
-fn listing_1_runs_unchanged_and_before_its_data_exists() {
+fn analyzethis_listing_1_runs_before_its_data_exists() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -90,7 +90,7 @@ fn word_count(policy: &str) -> String {
 }
 
 #[test]
-fn every_policy_gives_same_result_with_explanation() {
+fn job_result_is_same_under_every_policy_with_explanation() {
     let options = Options {
         nodes: 3,
         cores: 1,
@@ -154,7 +154,7 @@ fn program_sees_only_its_own_files_under_names_of_the_job() {
 }
 
 #[test]
-fn logs_show_end_of_output_of_every_task() {
+fn job_logs_show_last_output_of_every_task() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -255,7 +255,7 @@ fn empty_files_are_valid_inputs_on_any_node() {
 }
 
 #[test]
-fn cancel_stops_running_and_waiting_tasks() {
+fn job_cancel_stops_running_and_waiting_tasks() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -315,7 +315,7 @@ fn keywords_of_c_sources_agree_with_grep() {
 }
 
 #[test]
-fn montage_in_the_cluster_gives_the_same_mosaic_as_outside() {
+fn montage_job_gives_same_mosaic_as_run_outside_cluster() {
     let options = Options {
         nodes: 4,
         cores: 1,

@@ -25,7 +25,7 @@ fn good(args: &[&str]) -> String {
 }
 
 #[test]
-fn new_kernel_builds_in_all_languages_and_passes_test() {
+fn kernel_new_builds_in_all_languages_and_passes_test() {
     let directory = tempfile::tempdir().unwrap();
     let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
     for language in ["c", "c++", "rust"] {
@@ -105,7 +105,7 @@ fn can_make_modules(language: &str) -> bool {
 }
 
 #[test]
-fn build_reads_only_its_source_and_errors_are_shown() {
+fn kernel_build_reads_only_its_source_and_shows_errors() {
     let directory = tempfile::tempdir().unwrap();
     let write = |name: &str, text: &str| {
         let path = directory.path().join(name);
@@ -204,7 +204,7 @@ fn all(printed: &Printed) -> String {
 
 /// Directories of objects are closed to users, and programs that only root may read are closed to kernels.
 #[test]
-fn users_run_their_own_code_only() {
+fn kernel_names_run_only_code_of_their_own_user() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -407,7 +407,7 @@ fn others_cannot_have_it_unless_allowed(cluster: &Cluster) {
 }
 
 #[test]
-fn modules_run_by_name_and_compile_once() {
+fn wasm_modules_run_by_name_and_compile_once() {
     if !cfg!(feature = "wasm") {
         require::skip("this is built without the feature wasm");
         return;

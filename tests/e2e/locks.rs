@@ -13,7 +13,7 @@ fn shell(script: &str) -> Child {
 /// A waiter gets the lock, and reads the bytes that the holder wrote before. Bytes that the holder's program writes afterwards, in place
 /// and without its mount, are in no version.
 #[test]
-fn locks_of_dead_mount_are_free_once_it_cannot_write() {
+fn file_locks_of_dead_mount_are_freed() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -56,7 +56,7 @@ fn locks_of_dead_mount_are_free_once_it_cannot_write() {
 /// write whose previous version is still being sealed on a node that hangs, and is not bounded like the wait of an
 /// open.
 #[test]
-fn database_on_two_mounts_survives_hanging_nodes() {
+fn sqlite_database_on_two_mounts_survives_hanging_nodes() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -114,7 +114,7 @@ print(counted)
 /// The index of a write-ahead log is memory that programs share, and mounts share no memory. The second mount is
 /// refused before it reads or writes anything, and the first mount continues.
 #[test]
-fn write_ahead_log_of_one_mount_is_refused_to_others() {
+fn sqlite_write_ahead_log_open_on_one_mount_is_refused_to_others() {
     for remote in [false, true] {
         let Some(cluster) = Cluster::with(Options {
             remote,

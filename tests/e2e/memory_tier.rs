@@ -138,7 +138,7 @@ fn write(path: PathBuf, seed: u64, append: bool) -> JoinHandle<Vec<u8>> {
 /// Memory is used up in the middle of a write. The writer notices nothing, the user of the memory keeps their files,
 /// and the bound holds.
 #[test]
-fn file_that_outgrows_memory_continues_elsewhere() {
+fn file_that_outgrows_memory_tier_continues_on_another_node() {
     let Some(cluster) = start() else { return };
     // Another user has taken most of the memory.
     cluster.sh(
@@ -261,7 +261,7 @@ fn files_lost_with_host_memory_are_reported() {
 
 /// A user who may mount no file system in memory gets the host's shared memory, up to the configured size.
 #[test]
-fn ordinary_user_gets_shared_memory_up_to_limit() {
+fn up_of_ordinary_user_gets_memory_tier_up_to_limit() {
     let Some(directory) = directory_of_nobody("test -w /dev/shm") else {
         return;
     };

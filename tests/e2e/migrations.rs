@@ -124,7 +124,7 @@ fn taken_out(cluster: &mut Cluster) {
 }
 
 #[test]
-fn move_and_rebalance_survive_server_kills() {
+fn migrate_and_rebalance_survive_server_kills() {
     let Some(mut cluster) = Cluster::start() else {
         return;
     };

@@ -110,7 +110,7 @@ fn killed_daemons_are_restarted_at_once() {
 
 /// A mount answers from its cache: a stopped server is not needed.
 #[test]
-fn cached_names_need_no_server() {
+fn mount_answers_cached_names_without_server() {
     use rustix::process::Signal;
     let Some(up) = Up::new() else { return };
     up.ok(&["up", "--nodes", "1"]);
@@ -180,7 +180,7 @@ fn mountpoint_of_killed_mount_refuses_files_until_down() {
 }
 
 #[test]
-fn two_clusters_keep_each_others_mounts() {
+fn up_and_mount_refuse_mountpoint_of_another_cluster() {
     let (Some(one), Some(two)) = (Up::new(), Up::new()) else {
         return;
     };

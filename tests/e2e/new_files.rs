@@ -104,7 +104,7 @@ shutil.rmtree(f'{mount}/.tidemill')
 
 /// A caller without labels has only its own rights, finds no directory by its number alone, and breaks nothing.
 #[test]
-fn new_files_call_is_checked() {
+fn new_files_call_refuses_invalid_arguments() {
     let Some(cluster) = Cluster::with(Options::default()) else {
         return;
     };
@@ -161,7 +161,7 @@ if os.geteuid():
 /// In the middle of many files agent, mount, node and server are killed, and the node hangs: each file has its
 /// bytes, and no label fails.
 #[test]
-fn many_new_files_are_whole_after_any_kill() {
+fn new_files_call_leaves_whole_files_after_any_kill() {
     let Some(mut cluster) = Cluster::with(Options {
         nodes: 1,
         ..Options::default()

@@ -64,7 +64,7 @@ fn closed_file_is_readable_after_server_restart() {
 
 /// Every operation waits for a server that is killed and started again, and nothing happens twice.
 #[test]
-fn server_restart_fails_no_operation() {
+fn file_operations_succeed_across_server_restart() {
     for remote in [false, true] {
         let Some(mut cluster) = Cluster::with(options(remote)) else {
             return;
@@ -119,7 +119,7 @@ fn work(directory: &Path, stop: &AtomicBool) -> usize {
 
 /// A node that does not answer blocks only operations on its files, and gets no new files.
 #[test]
-fn hung_node_blocks_only_its_own_files() {
+fn hung_node_blocks_only_files_on_that_node() {
     let nodes = 3;
     let Some(cluster) = Cluster::with(Options {
         nodes,
@@ -168,7 +168,7 @@ fn hung_node_blocks_only_its_own_files() {
 
 /// The file can't be sealed, and the Linux kernel has forgotten its names. It blocks only directories above it.
 #[test]
-fn unsealable_file_blocks_no_other_directory() {
+fn file_that_cannot_be_sealed_blocks_no_other_directory() {
     let Some(mut cluster) = Cluster::with(options(false)) else {
         return;
     };
@@ -188,7 +188,7 @@ fn unsealable_file_blocks_no_other_directory() {
 
 /// Ctrl-C and SIGKILL end programs that wait for a stopped server, in any operation.
 #[test]
-fn programs_end_while_the_server_is_stopped() {
+fn programs_on_mount_terminate_while_server_is_stopped() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

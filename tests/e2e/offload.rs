@@ -85,7 +85,7 @@ fn close(value: &Value, expected: f64) {
 const ALONE: [&str; 5] = ["--size", "10000000 B", "--node-speed", "0.25", "--no-load"];
 
 #[test]
-fn advice_without_cluster_needs_only_calibration_and_flags() {
+fn plan_offload_without_cluster_needs_only_calibration() {
     let directory = tempfile::tempdir().unwrap();
     let over = |link: &str, rest: &[&str]| {
         advice(
@@ -127,7 +127,7 @@ fn advice_without_cluster_needs_only_calibration_and_flags() {
 }
 
 #[test]
-fn missing_calibration_is_reported() {
+fn plan_offload_reports_missing_calibration() {
     let directory = tempfile::tempdir().unwrap();
     let refused = |args: &[&str], words: &str| {
         let output = offload(directory.path(), args);
@@ -245,7 +245,7 @@ fn a_file_is_advised_on(cluster: &Cluster, file: &str, measured: &Value) {
 /// Kernels of a node on the same machine: the node's estimate includes the wait for them, and the client's does
 /// not.
 #[test]
-fn advice_charges_running_and_queued_tasks_to_node() {
+fn plan_offload_charges_running_and_queued_tasks_to_node() {
     let Some(cluster) = Cluster::with(Options {
         mount: false,
         ..Options::default()

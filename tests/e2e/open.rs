@@ -25,7 +25,7 @@ fn python(cluster: &Cluster, script: &str) {
 
 /// Every append is kept, however quickly the file is closed and opened again, by however many processes.
 #[test]
-fn no_append_is_lost_between_close_and_open() {
+fn append_between_close_and_open_is_never_lost() {
     both(|cluster| {
         cluster.sh("for i in $(seq 400); do echo $i >> f; done; seq 400 | cmp - f");
         python(
@@ -55,7 +55,7 @@ assert sorted(lines) == sorted(b"process %d line %03d" % (k, n) for k in range(4
 /// Processes that open, write somewhere, truncate, read and close, in turn and in any order, see one file: its content
 /// equals the content of a model.
 #[test]
-fn quick_closes_and_opens_match_model() {
+fn rapid_closes_and_opens_match_model() {
     both(|cluster| {
         python(
             cluster,
@@ -102,7 +102,7 @@ for n in range(500):
 
 /// On one mount a file is one file: readers follow it, locks of readers and writers exclude each other.
 #[test]
-fn readers_follow_and_locks_exclude() {
+fn tail_follows_appends_and_file_locks_exclude() {
     both(|cluster| {
         cluster.sh(
             "echo 0 > log; (timeout 20 tail -n +1 -f log > ../followed & echo $! > ../tail.pid); \
@@ -182,7 +182,7 @@ fn sealed_object_with_other_openers_never_changes() {
 /// A running task keeps the inputs it started with, though its file is open on the mount and written to before it reads
 /// it.
 #[test]
-fn running_task_keeps_its_inputs() {
+fn running_task_keeps_inputs_that_are_overwritten() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

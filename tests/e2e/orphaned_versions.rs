@@ -152,7 +152,7 @@ fn status_lists_live_and_dead_mounts() {
 
 #[test]
 #[expect(clippy::too_many_lines, reason = "one story")]
-fn check_finds_orphans_and_missing_objects_and_repairs() {
+fn fsck_finds_and_repairs_orphans_and_missing_objects() {
     // The node detects corruption by itself when it hashes or reads an object, so the scrub is off here.
     let options = Options {
         node_args: vec!["--scrub-rate".into(), "off".into()],

@@ -28,7 +28,7 @@ fn json(directory: &Path, args: &[&str]) -> Value {
 }
 
 #[test]
-fn site_is_reported_by_section() {
+fn plan_model_reports_site_by_section() {
     let directory = tempfile::tempdir().unwrap();
     let output = plan(directory.path(), &["plan", "model", "staging"]);
     assert!(output.status.success());
@@ -71,7 +71,7 @@ fn of_own_site(directory: &Path, section: &str, more: &[&str]) -> Value {
 }
 
 #[test]
-fn kernel_keeps_up_at_its_largest_ratio() {
+fn plan_model_says_kernel_keeps_up_at_its_largest_ratio() {
     let directory = tempfile::tempdir().unwrap();
     let of_mine = |section: &str, more: &[&str]| of_own_site(directory.path(), section, more);
     let all = of_mine("all", &[]);
@@ -112,7 +112,7 @@ fn kernel_keeps_up_at_its_largest_ratio() {
 }
 
 #[test]
-fn invalid_site_is_refused_with_file_and_line() {
+fn plan_model_refuses_invalid_site_with_file_and_line() {
     let directory = tempfile::tempdir().unwrap();
     let refused = |args: &[&str]| {
         let output = plan(directory.path(), args);
@@ -178,7 +178,7 @@ const RUN: [&str; 7] = [
 ];
 
 #[test]
-fn job_script_is_simulated_and_drawn() {
+fn plan_run_simulates_and_draws_job_script() {
     let directory = job();
     let with = |more: &[&'static str]| [&RUN[..], more].concat();
     let shown = plan(
@@ -210,7 +210,7 @@ fn job_script_is_simulated_and_drawn() {
 }
 
 #[test]
-fn sweep_covers_clusters_of_many_shapes() {
+fn plan_sweep_covers_clusters_of_many_shapes() {
     let directory = job();
     let mut args = vec!["--json", "plan", "sweep"];
     args.extend(&RUN[2..]);
@@ -237,7 +237,7 @@ fn sweep_covers_clusters_of_many_shapes() {
 
 /// The plan covers a cluster that does not exist, and reports nothing for a cost that is not given.
 #[test]
-fn elastic_plan_counts_cost_of_resuming() {
+fn plan_power_counts_cost_of_resuming() {
     let directory = job();
     let base = ["plan", "power", "job.conf", "--costs", "costs.toml"];
     let on = |platform: &str, more: &[&str]| {
@@ -278,7 +278,7 @@ fn elastic_plan_counts_cost_of_resuming() {
 }
 
 #[test]
-fn invalid_simulation_is_refused_with_file_and_line() {
+fn plan_run_refuses_invalid_input_with_file_and_line() {
     let directory = job();
     let refused = |args: &[&str], code: i32, part: &str| {
         let output = plan(directory.path(), args);

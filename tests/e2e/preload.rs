@@ -368,7 +368,7 @@ fn written_bytes_survive_any_kill_under_preload() {
 }
 
 #[test]
-fn unsuitable_programs_are_refused() {
+fn preload_refuses_unsuitable_programs() {
     let Some(cluster) = unmounted() else { return };
     let programs = Programs::of(&cluster);
     let refused = |program: &str, why: &str| {
@@ -422,7 +422,7 @@ fn unsuitable_programs_are_refused() {
 }
 
 #[test]
-fn programs_started_together_share_file_system() {
+fn preload_programs_started_together_share_file_system() {
     let Some(cluster) = unmounted() else { return };
     for name in ["together", "again"] {
         let programs = Programs::with(&cluster, name, &[]);
@@ -583,7 +583,7 @@ s.send(b'x' * 50); print(struct.unpack('<Q', s.recv(65536)[:8])[0])
 ";
 
 #[test]
-fn directory_by_number_gives_no_more_rights_than_path() {
+fn preload_directory_by_number_gives_no_more_rights_than_path() {
     let Some(cluster) = unmounted() else { return };
     let (mut serving, directory) = everybody(&cluster);
     let programs = Programs::with(&cluster, "everybody", &[]);

@@ -142,7 +142,7 @@ fn write_together(cluster: &Cluster, others: &[OtherMount], bytes: &[u8]) {
 /// In all cases, whether a file was written at once, by several mounts or to several nodes, all ranks read the whole of it and
 /// communicate with each other.
 #[test]
-fn ranks_on_all_nodes_map_same_file() {
+fn mpi_ranks_on_all_nodes_map_same_file() {
     let Some(cluster) = start() else {
         return;
     };
@@ -266,7 +266,7 @@ void func(int in_fd, int out_fd, MPI_Comm comm)
 /// A rank that fails makes all ranks fail with its reason. None of their outputs is kept, and ranks reach nobody but
 /// each other.
 #[test]
-fn ranks_fail_together_and_reach_only_each_other() {
+fn mpi_ranks_fail_together_and_reach_only_each_other() {
     let Some(mut cluster) = start() else {
         return;
     };

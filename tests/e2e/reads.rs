@@ -50,7 +50,7 @@ fn task(rest: &str) -> String {
 }
 
 #[test]
-fn instances_read_parts_on_other_nodes() {
+fn task_instances_read_parts_on_other_nodes() {
     for remote in [false, true] {
         let Some(cluster) = cluster(remote) else {
             return;
@@ -149,7 +149,7 @@ fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
 }
 
 #[test]
-fn malformed_or_unread_requests_harm_nobody() {
+fn malformed_read_requests_of_kernel_fail_only_its_task() {
     let Some(mut cluster) = cluster(true) else {
         return;
     };

@@ -75,7 +75,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 }
 
 #[test]
-fn files_cross_network_whole_and_encrypted() {
+fn files_cross_network_unchanged_and_encrypted() {
     let target = free_port();
     let heard = Arc::default();
     let port = wiretap(target, &heard);
@@ -136,7 +136,7 @@ fn task_fetches_inputs_from_another_node() {
 }
 
 #[test]
-fn client_and_server_must_prove_their_identity() {
+fn tls_requires_identity_of_client_and_server() {
     let Some(cluster) = Cluster::with(remote()) else {
         return;
     };

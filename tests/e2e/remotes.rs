@@ -240,7 +240,7 @@ fn refusing() -> (String, std::sync::mpsc::Receiver<String>) {
 }
 
 #[test]
-fn keys_are_sent_to_their_store_only() {
+fn remote_keys_are_sent_only_to_their_store() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

@@ -190,7 +190,7 @@ fn nothing_is_written(seen: &Seen) {
 }
 
 #[test]
-fn failing_changing_or_large_stores_harm_nobody_else() {
+fn remote_directory_tolerates_failing_changing_and_large_stores() {
     let Some(mut seen) = Seen::start("6s") else {
         return;
     };

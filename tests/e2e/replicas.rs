@@ -33,7 +33,7 @@ fn objects(cluster: &Cluster, path: &str) -> [PathBuf; 2] {
 }
 
 #[test]
-fn file_is_copied_to_another_node_and_removed_from_both() {
+fn replica_is_created_on_another_node_and_deleted_with_file() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

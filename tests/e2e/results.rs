@@ -16,7 +16,7 @@ fn reused(job: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn pipeline_of_kernels_is_one_task_without_intermediates() {
+fn kernel_pipeline_runs_as_one_task_without_intermediates() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -66,7 +66,7 @@ fn workflow(last: &str, extra: &str) -> String {
 }
 
 #[test]
-fn unchanged_tasks_are_not_run_again() {
+fn unchanged_task_reuses_cached_result() {
     let options = Options {
         nodes: 2,
         ..Options::default()
@@ -147,7 +147,7 @@ fn unchanged_tasks_are_not_run_again() {
 }
 
 #[test]
-fn result_without_outputs_or_inputs_is_recomputed() {
+fn cached_result_without_outputs_or_inputs_is_recomputed() {
     let Some(mut cluster) = Cluster::start() else {
         return;
     };
@@ -189,7 +189,7 @@ const STEPS: &str = r#"name = "s"; workdir = "/w"; replace = true; policy = "rou
     args = [ "-c", "date +%s%N | cat mid - > out" ]; } );"#;
 
 #[test]
-fn equal_bytes_in_another_version_reuse_result() {
+fn cached_result_is_reused_for_equal_bytes_in_new_version() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -226,7 +226,7 @@ fn equal_bytes_in_another_version_reuse_result() {
 }
 
 #[test]
-fn task_cheaper_than_reading_its_input_runs_again() {
+fn task_cheaper_than_hashing_its_input_runs_again() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

@@ -27,7 +27,7 @@ fn done(cluster: &Cluster, count: u64) -> bool {
 }
 
 #[test]
-fn new_files_are_analysed_and_lineage_names_rule() {
+fn rule_analyses_new_files_and_lineage_names_rule() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -79,7 +79,7 @@ fn new_files_are_analysed_and_lineage_names_rule() {
 
 /// Server and nodes are killed while files are dropped and analysed: every file has exactly one result.
 #[test]
-fn kills_lose_no_rule_run_and_repeat_none() {
+fn rule_runs_happen_exactly_once_despite_kills() {
     let options = Options {
         node_timeout_secs: 60,
         ..Options::default()
@@ -299,7 +299,7 @@ fn grow(cluster: &Cluster, file: &mut std::fs::File, line: &str) {
 
 /// A task reads while its input is written, and ends after the seal of its input. There is one rule run of one version.
 #[test]
-fn streaming_file_is_read_while_written() {
+fn rule_task_reads_streaming_file_while_it_is_written() {
     use std::io::{Seek as _, Write as _};
     let Some(mut cluster) = Cluster::start() else {
         return;

@@ -3,7 +3,7 @@
 use crate::cluster::Cluster;
 
 #[test]
-fn bad_scripts_are_refused_with_file_line_and_task() {
+fn invalid_job_scripts_are_refused_with_file_line_and_task() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

@@ -25,7 +25,7 @@ fn make_directories(cluster: &Cluster, from: usize) -> usize {
 }
 
 #[test]
-fn names_and_jobs_resume_when_disk_has_space() {
+fn server_resumes_names_and_jobs_when_disk_has_space() {
     let mut disk = None;
     let made = Cluster::prepared(Options::default(), |cluster| {
         disk = Some(Device::new(cluster.path("server"), "6m"));
@@ -104,7 +104,7 @@ fn names_and_jobs_resume_when_disk_has_space() {
 }
 
 #[test]
-fn files_and_jobs_are_removed_on_full_disk() {
+fn server_with_full_disk_still_deletes_files_and_jobs() {
     let mut disk = None;
     let made = Cluster::prepared(Options::default(), |cluster| {
         disk = Some(Device::new(cluster.path("server"), "40m"));

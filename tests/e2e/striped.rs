@@ -398,7 +398,7 @@ fn part_of(bytes: &[u8], index: usize) -> Vec<u8> {
 }
 
 #[test]
-fn task_per_part_runs_on_its_node_and_moves_nothing() {
+fn task_per_part_runs_on_its_node_without_transfer() {
     for remote in [false, true] {
         let Some(cluster) = three(remote) else { return };
         let bytes = Chance(5).bytes((1 << 20) + 77);
@@ -429,7 +429,7 @@ fn task_per_part_runs_on_its_node_and_moves_nothing() {
 }
 
 #[test]
-fn ranges_move_only_their_bytes_and_explain_shows_it() {
+fn task_of_byte_range_transfers_only_its_bytes() {
     for remote in [false, true] {
         let Some(cluster) = three(remote) else { return };
         let bytes = Chance(6).bytes((1 << 20) + 77);
@@ -590,7 +590,7 @@ fn selection_beyond_file_is_refused_once_known() {
 
 /// A result of a part is never used for another part, or for the whole. An equal selection reuses the result.
 #[test]
-fn results_of_parts_are_cached_separately() {
+fn results_of_striped_file_parts_are_cached_separately() {
     let Some(cluster) = three(false) else { return };
     let bytes = Chance(8).bytes(300_000);
     with_stripes(&cluster, &bytes);

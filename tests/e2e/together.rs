@@ -208,14 +208,14 @@ fn random_changes(remote: bool, seed: u64, steps: usize) {
 }
 
 #[test]
-fn random_changes_on_three_mounts_are_seen_by_all() {
+fn random_changes_on_three_mounts_are_visible_to_all() {
     for (remote, seed) in [(false, 1), (true, 2), (false, 3), (true, 4)] {
         random_changes(remote, seed, 200);
     }
 }
 
 #[test]
-fn closed_bytes_are_seen_while_others_write() {
+fn closed_bytes_are_visible_while_other_mounts_write() {
     for remote in [false, true] {
         let Some(three) = Three::start(remote) else {
             return;
@@ -242,7 +242,7 @@ fn closed_bytes_are_seen_while_others_write() {
 }
 
 #[test]
-fn reader_sees_writes_that_begin_later() {
+fn reader_sees_writes_of_other_mount_that_begin_later() {
     let Some(three) = Three::start(false) else {
         return;
     };
@@ -267,7 +267,7 @@ fn reader_sees_writes_that_begin_later() {
 /// Locks work for files of several writers, too: a process that gets the lock sees the bytes written under the lock
 /// before.
 #[test]
-fn counting_under_locks_is_exact() {
+fn counter_under_file_locks_of_several_mounts_is_exact() {
     use rustix::fs::{FlockOperation, flock};
     for remote in [false, true] {
         let Some(three) = Three::start(remote) else {
@@ -340,7 +340,7 @@ fn write_permission_is_required_to_join_writers() {
 }
 
 #[test]
-fn dead_mount_leaves_its_visible_bytes() {
+fn bytes_visible_before_death_of_mount_stay_visible() {
     for remote in [false, true] {
         let Some(mut three) = Three::start(remote) else {
             return;

@@ -26,7 +26,7 @@ fn number(value: &Value) -> u64 {
 }
 
 #[test]
-fn recorded_run_is_replayed_and_predicts_similar_run() {
+fn exported_trace_replays_run_and_predicts_similar_run() {
     let options = Options {
         cores: 1,
         ..Options::default()

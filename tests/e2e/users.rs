@@ -349,7 +349,7 @@ fn chmod_revokes_granted_capability() {
 /// A submission has the rights of its process at the open of the file. Later changes of the process, or another holder of
 /// the descriptor, add no rights.
 #[test]
-fn submission_uses_groups_of_the_open() {
+fn job_submission_uses_groups_of_opening_process() {
     let Some(cluster) = Cluster::start() else {
         return;
     };
@@ -433,7 +433,7 @@ fn terminal_escapes_in_names_are_not_printed() {
 /// Sealed objects belong to a user of their own, so `nobody` has kernels like everybody; objects that were sealed when
 /// they were `nobody`'s can be read by them and not changed.
 #[test]
-fn user_nobody_runs_jobs() {
+fn jobs_of_user_nobody_run() {
     const NOBODY: u32 = 65534;
     let Some(cluster) = Cluster::start() else {
         return;

@@ -56,7 +56,7 @@ fn records_are_counted(cluster: &Cluster) {
 }
 
 #[test]
-fn variables_are_shown_with_parts_and_nodes() {
+fn inspect_shows_variables_with_parts_and_nodes() {
     for remote in [false, true] {
         let Some(cluster) = Cluster::with(Options {
             nodes: 3,
@@ -158,7 +158,7 @@ fn directory_of_cluster_may_be_zarr() {
 }
 
 #[test]
-fn unscientific_file_is_refused_with_reason() {
+fn inspect_refuses_unscientific_file_with_reason() {
     let Some(cluster) = Cluster::start() else {
         return;
     };

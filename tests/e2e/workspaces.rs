@@ -210,7 +210,7 @@ fn got(child: Child) -> Vec<u8> {
 
 /// A get waits for a put as long as it was asked to, whether the file is created, moved or created under another name.
 #[test]
-fn get_waits_for_put() {
+fn workspace_get_waits_for_put() {
     let Some(mut cluster) = start() else { return };
     cluster.run(&["workspace", "create", "r"]);
     cluster.sh("ln -s target workspaces/r/link");

@@ -1,15 +1,15 @@
-//! Attribute pages: constants for the attributes of objects and tasks on a node. Each attribute is named by a page and a number within
-//! it (OSD-2; AnalyzeThis §3.1.1, Fig. 3). The values are bytes; text is UTF-8, integers are little-endian `u64`.
+//! Attribute pages: constants for the attributes of objects and tasks on a node. Each attribute is named by a page and a number within the
+//! page (OSD-2; AnalyzeThis §3.1.1, Fig. 3). The values are bytes; text is UTF-8, integers are little-endian `u64`.
 
 /// Attributes of a data object.
 pub mod object {
-    /// Number of the page.
+    /// Number of the page of object attributes.
     pub const PAGE: u32 = 0x1;
-    /// Length in bytes once sealed (`u64`).
+    /// Length of a sealed object in bytes (`u64`).
     pub const SIZE: u32 = 1;
-    /// Owner's user id (`u64`).
+    /// User id of the object's owner (`u64`).
     pub const UID: u32 = 2;
-    /// Owner's group id (`u64`).
+    /// Group id of the object's owner (`u64`).
     pub const GID: u32 = 3;
     /// Inode of the object's file (`u64`).
     pub const INODE: u32 = 4;
@@ -23,86 +23,86 @@ pub mod object {
     pub const MODE: u32 = 8;
     /// Striped file and part number (`layout::PartOf::to_bytes`); absent if the object is a whole version.
     pub const PART: u32 = 9;
-    /// Whether the object is stored in the node's memory for intermediate files and is lost with it: 1.
+    /// The value 1 if the object is stored in the node's memory for intermediate files and is lost with the node's memory.
     pub const MEMORY: u32 = 10;
 }
 
-/// Attributes of a task collection: its lineage and its tracker.
+/// Attributes of a task collection: lineage and progress of the task.
 pub mod task {
-    /// Number of the page.
+    /// Number of the page of task attributes.
     pub const PAGE: u32 = 0x2;
-    /// Collection id of its inputs (`u64`).
+    /// Collection id of the task's inputs (`u64`).
     pub const INPUTS: u32 = 1;
-    /// Collection id of its outputs (`u64`).
+    /// Collection id of the task's outputs (`u64`).
     pub const OUTPUTS: u32 = 2;
-    /// Name in the job file (text).
+    /// Name of the task in the job file (text).
     pub const NAME: u32 = 3;
-    /// Job id (`u64`).
+    /// Id of the task's job (`u64`).
     pub const JOB: u32 = 4;
-    /// Kernel in the notation of the script (text).
+    /// Kernel of the task in the notation of the job script (text).
     pub const KERNEL: u32 = 5;
     /// Hash of the kernel's code (text, blake3 in hexadecimal).
     pub const KERNEL_HASH: u32 = 6;
-    /// Arguments (text, a JSON array).
+    /// Arguments of the kernel (text, a JSON array).
     pub const ARGS: u32 = 7;
-    /// `queued`, `fetching`, `running`, `done`, `failed` (text).
+    /// State of the task: `queued`, `fetching`, `running`, `done`, `failed` (text).
     pub const STATE: u32 = 8;
-    /// Start in nanoseconds since the Unix epoch (`u64`).
+    /// Start of the task in nanoseconds since the Unix epoch (`u64`).
     pub const START: u32 = 9;
-    /// End in nanoseconds since the Unix epoch (`u64`).
+    /// End of the task in nanoseconds since the Unix epoch (`u64`).
     pub const END: u32 = 10;
-    /// Exit code, or 128 + signal (`u64`).
+    /// Exit code of the kernel, or 128 + signal (`u64`).
     pub const EXIT: u32 = 11;
-    /// Bytes fetched from other nodes (`u64`).
+    /// Bytes that the task fetched from other nodes (`u64`).
     pub const TRANSFERRED_BYTES: u32 = 12;
-    /// Bytes of all inputs (`u64`).
+    /// Bytes of all inputs of the task (`u64`).
     pub const READ_BYTES: u32 = 13;
-    /// Bytes of all outputs (`u64`).
+    /// Bytes of all outputs of the task (`u64`).
     pub const WRITTEN_BYTES: u32 = 14;
-    /// Reason of a failure (text).
+    /// Reason of the task's failure (text).
     pub const ERROR: u32 = 15;
-    /// End of its standard error (text); absent if empty.
+    /// Last bytes of the kernel's standard error (text); absent if empty.
     pub const STDERR: u32 = 16;
-    /// Owner's user id (`u64`).
+    /// User id of the task's owner (`u64`).
     pub const UID: u32 = 17;
-    /// End of its standard output (text); absent if it is empty or if an output took it.
+    /// Last bytes of the kernel's standard output (text); absent if the standard output is empty or is an output file of the task.
     pub const STDOUT: u32 = 18;
-    /// Selections of its inputs (text, a JSON array with a `layout::Selection` as text for each, empty for a whole input); absent if all
-    /// inputs were read completely.
+    /// Selections of the task's inputs (text, a JSON array with a `layout::Selection` as text for each input, empty for a whole input);
+    /// absent if all inputs were read completely.
     pub const SELECTIONS: u32 = 19;
 }
 
-/// Attributes of an inode in the namespace, from which a lost database can be rebuilt.
+/// Attributes of an inode in the namespace, from which a lost metadata database can be rebuilt.
 pub mod name {
-    /// Number of the page.
+    /// Number of the page of inode attributes.
     pub const PAGE: u32 = 0x4;
-    /// Number of the change after which the note was written (`u64`): if two nodes have notes, the higher number is valid.
+    /// Number of the namespace change after which the inode's note was written (`u64`): the note with the highest number is valid.
     pub const CHANGE: u32 = 1;
-    /// Content of the note (protobuf, `NameNote`).
+    /// Content of the inode's note (protobuf, `NameNote`).
     pub const NOTE: u32 = 2;
-    /// Object of the note (`u64`), with which the note is deleted; absent if there is none.
+    /// Object of the inode (`u64`): its deletion deletes the note, too; absent if the inode has no object.
     pub const OBJECT: u32 = 3;
 }
 
 /// Attributes of the status object, which has the id 0.
 pub mod status {
-    /// Number of the page.
+    /// Number of the page of node status attributes.
     pub const PAGE: u32 = 0x3;
-    /// Capacity of the device, in bytes (`u64`).
+    /// Capacity of the node's device, in bytes (`u64`).
     pub const CAPACITY_BYTES: u32 = 1;
-    /// Free space, in bytes (`u64`).
+    /// Free space of the node's device, in bytes (`u64`).
     pub const FREE_BYTES: u32 = 2;
-    /// Number of cores for kernels (`u64`).
+    /// Number of the node's cores for kernels (`u64`).
     pub const CORES: u32 = 3;
-    /// Number of running kernels (`u64`).
+    /// Number of kernels that run on the node (`u64`).
     pub const RUNNING: u32 = 4;
-    /// Number of waiting labels (`u64`).
+    /// Number of labels that wait on the node (`u64`).
     pub const QUEUED: u32 = 5;
     /// Bytes written to the device since the node was created, which wear the device (`u64`).
     pub const BYTES_WRITTEN: u32 = 6;
     /// Bytes read by kernels since the node was created (`u64`).
     pub const BYTES_READ: u32 = 7;
-    /// Run-time history per kernel (text, JSON: name to `{runs, total_ns, input_bytes}`).
+    /// Run times on the node per kernel (text, JSON: name to `{runs, total_ns, input_bytes}`).
     pub const HISTORY: u32 = 8;
     /// One-minute load average of the host in thousandths (`u64`).
     pub const LOAD_MILLI: u32 = 9;

@@ -1,17 +1,17 @@
-//! Balance: plans migrations of bytes between nodes so that all are filled to the same share of their capacity. This module does no I/O.
+//! Planning of migrations of bytes between nodes, so that all nodes reach the same fill level. This module does no I/O.
 
 use crate::id::NodeId;
 
-/// Node that is online and takes files.
+/// Online node that accepts files.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NodeFill {
     /// Id of the node.
     pub node: NodeId,
     /// Failure domain of the node: its host.
     pub host: String,
-    /// Size of its files, in bytes.
+    /// Size of the node's files, in bytes.
     pub held_bytes: u64,
-    /// Free space, in bytes.
+    /// Free space of the node, in bytes.
     pub free_bytes: u64,
 }
 
@@ -23,7 +23,7 @@ struct NodeFlow {
     left: u64,
 }
 
-/// Planned migrations; see the module.
+/// Migrations that make the fill levels of all nodes equal.
 #[derive(Clone, Debug)]
 pub struct BalancePlan {
     fills: Vec<NodeFill>,
@@ -31,13 +31,13 @@ pub struct BalancePlan {
 }
 
 impl NodeFill {
-    /// Returns the space that files could take, in bytes.
+    /// Returns the space that files on the node could take: stored files plus free space, in bytes.
     fn could(&self) -> u128 {
         u128::from(self.held_bytes) + u128::from(self.free_bytes)
     }
 }
 
-/// Returns whether the fill level of `more` exceeds that of `less` by more than `percent` percent of capacity.
+/// Returns whether the fill level of node `more` exceeds that of node `less` by more than `percent` percent of capacity.
 fn differ(more: &NodeFill, less: &NodeFill, percent: u32) -> bool {
     let (could, other) = (more.could(), less.could());
     let held = u128::from(more.held_bytes).saturating_mul(other);
@@ -47,7 +47,7 @@ fn differ(more: &NodeFill, less: &NodeFill, percent: u32) -> bool {
 }
 
 impl BalancePlan {
-    /// Plans the migrations; none if no two nodes differ by more than `within_percent` percent of their capacity.
+    /// Plans the migrations; the plan is empty if no two nodes differ by more than `within_percent` percent of their capacity.
     #[must_use]
     pub fn new(fills: &[NodeFill], within_percent: u32) -> Self {
         let differ = |more: &NodeFill| fills.iter().any(|less| differ(more, less, within_percent));
@@ -61,14 +61,14 @@ impl BalancePlan {
         }
     }
 
-    /// Returns whether no migrations are left.
+    /// Returns whether no migrations are left in the plan.
     #[must_use]
     pub fn is_done(&self) -> bool {
         self.flows.iter().all(|flow| flow.left == 0)
     }
 
-    /// Returns the target of an object of `size` bytes on `source`, if the object is to be moved; `others` have replicas of it, too. Replicas
-    /// on different hosts stay on different hosts.
+    /// Returns the target node for an object of `size` bytes on `source`, if the object must be moved; the nodes `others` have replicas of
+    /// the object, too. Replicas on different hosts stay on different hosts.
     pub fn take(&mut self, source: NodeId, size: u64, others: &[NodeId]) -> Option<NodeId> {
         let fills = &self.fills;
         let host = |node: &NodeId| {
@@ -89,7 +89,7 @@ impl BalancePlan {
     }
 }
 
-/// Returns the migrations from nodes above their share to nodes below it, the largest differences first.
+/// Returns the migrations from nodes above the mean fill level to nodes below it, the largest differences first.
 fn flows(fills: &[NodeFill]) -> Vec<NodeFlow> {
     let held: u128 = fills.iter().map(|fill| u128::from(fill.held_bytes)).sum();
     let could: u128 = fills.iter().map(NodeFill::could).sum();

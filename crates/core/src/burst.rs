@@ -9,9 +9,9 @@ use std::str::FromStr;
 /// Guarantee of an `fsync` of a directory, as set by the directory's attribute.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Durable {
-    /// Written data survives power loss, as on any file system.
+    /// An `fsync` of the directory makes written data survive power loss, as on any file system.
     Synced,
-    /// In addition, all closed files below the directory are staged out of the burst tier.
+    /// In addition, an `fsync` of the directory stages out all closed files below the directory from the burst tier.
     Staged,
 }
 
@@ -29,14 +29,14 @@ impl FromStr for Durable {
     }
 }
 
-/// Limits that define when files in the burst tier are staged out, and how many of them stay.
+/// Limits that define when files in the burst tier are staged out, and how full the tier's nodes stay.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierLimits {
     /// Time from the seal of a version until it is copied to nodes of the capacity tier.
     pub after: Span,
     /// Fill level of a node, in percent of its capacity, above which staged-out versions are evicted, the oldest first.
     pub high: u8,
-    /// Fill level down to which versions are evicted.
+    /// Fill level of a node, in percent of its capacity, down to which staged-out versions are evicted.
     pub low: u8,
     /// Handling of new files when the tier is full: if true, they are stored on nodes of the capacity tier at once; if false, they wait until a
     /// file is staged out.
@@ -60,7 +60,7 @@ impl Default for TierLimits {
     }
 }
 
-/// Invalid limits.
+/// The limits are invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "the burst tier can't evict files from {high} % down to {low} %: give two percentages, 1 to 99, the second not larger than the first"
@@ -71,10 +71,10 @@ pub struct LimitsError {
 }
 
 impl TierLimits {
-    /// Returns the limits if they are valid.
+    /// Returns the limits of the burst tier if they are valid.
     ///
     /// # Errors
-    /// If the lower level is above the upper one, or one of them is not from 1 to 99.
+    /// If the lower fill level is above the upper one, or if either level is not from 1 to 99.
     pub fn checked(self) -> Result<Self, LimitsError> {
         let Self { high, low, .. } = self;
         match (1..=99).contains(&low) && (low..=99).contains(&high) {
@@ -83,7 +83,7 @@ impl TierLimits {
         }
     }
 
-    /// Returns the number of bytes that must be evicted from a node so that it is not filled above the upper level and a new file can begin.
+    /// Returns the number of bytes to evict from a node so that its fill level is at most the upper level and a new file can be opened.
     #[must_use]
     pub fn to_evict(&self, fill: TierFill) -> u64 {
         let part = |percent: u8| {
@@ -103,15 +103,15 @@ impl TierLimits {
 /// Fill state of a node, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TierFill {
-    /// Space that the node's files could take.
+    /// Space that files on the node could take, in bytes.
     pub capacity: u64,
-    /// Space that the node's files take.
+    /// Space that the node's files take, in bytes.
     pub used: u64,
-    /// Part of `used` that is already being evicted.
+    /// Part of `used` that is already being evicted, in bytes.
     pub evicting: u64,
-    /// Part of the remaining space set aside for open files and for reservations ([`crate::reservation`]). It counts as taken.
+    /// Part of the free space set aside for open files and for reservations ([`crate::reservation`]), in bytes. It counts as used.
     pub aside: u64,
-    /// Space that a new file needs in addition.
+    /// Space that a new file needs in addition, in bytes.
     pub least: u64,
 }
 

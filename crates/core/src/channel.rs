@@ -1,7 +1,7 @@
-//! A channel: decides the positions of messages in a ring of bytes, in the order of their arrival, and keeps the position of each consumer.
+//! The log of a channel: decides the positions of messages in a ring of bytes, in order of arrival, and stores consumers' positions.
 //!
-//! The messages of one request form one record of the ring, which is stored completely or not at all. This module decides where each record
-//! is stored, which messages are duplicates, and which records may be overwritten. It does no I/O: the caller stores the bytes.
+//! The messages of a request form a record of the ring, and a record is stored completely or not at all. This module decides where each
+//! record is stored, which messages are duplicates, and which records may be overwritten. It does no I/O: the caller stores the bytes.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -9,19 +9,19 @@ use std::collections::{BTreeMap, VecDeque};
 pub const RECORDS_MAX: usize = 65_536;
 /// Maximum number of consumers of a channel.
 pub const CONSUMERS_MAX: usize = 64;
-/// Maximum number of senders whose last request is remembered, so that they can repeat the request.
+/// Maximum number of senders of a channel whose last request is remembered, so that a sender can repeat its request.
 pub const PRODUCERS_MAX: usize = 1024;
 /// Maximum size of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of messages in a request. `BATCH_BYTES_MAX` bounds the size of the messages and their lengths.
+/// Maximum number of messages in a request. `BATCH_BYTES_MAX` limits the size of the messages and of their length fields.
 pub const BATCH_MESSAGES_MAX: u32 = 16_384;
-/// Maximum size of the messages of a request together with their lengths, in bytes.
+/// Maximum size of the messages of a request together with their length fields, in bytes.
 pub const BATCH_BYTES_MAX: u64 = 4 << 20;
-/// Minimum size of the ring, in bytes.
+/// Minimum size of a channel's ring, in bytes.
 pub const CAPACITY_BYTES_MIN: u64 = 64 << 10;
-/// Maximum size of the ring, in bytes.
+/// Maximum size of a channel's ring, in bytes.
 pub const CAPACITY_BYTES_MAX: u64 = 4 << 30;
-/// Default size of the ring, in bytes.
+/// Default size of a channel's ring, in bytes.
 pub const CAPACITY_BYTES: u64 = 16 << 20;
 /// Maximum length of a consumer's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
@@ -35,27 +35,27 @@ pub fn is_name(name: &str) -> bool {
         && name.chars().all(allowed)
 }
 
-/// Messages that were sent together.
+/// Messages that a sender sent in one request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MessageBatch {
     /// Id of the sender: a random number.
     pub producer: u64,
-    /// Number of messages that the producer sent before these.
+    /// Number of messages that the producer sent before this batch.
     pub sequence: u64,
     /// Number of messages in the batch.
     pub count: u32,
 }
 
-/// Record in the ring.
+/// Record of a batch in the ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingRecord {
-    /// Position at which the record begins.
+    /// Position in the ring at which the record begins.
     pub at: u64,
     /// Length of the record, in bytes.
     pub bytes: u64,
-    /// Number of its first message.
+    /// Number of the first message in the record.
     pub first: u64,
-    /// Batch of its messages.
+    /// Batch of messages that the record stores.
     pub batch: MessageBatch,
 }
 
@@ -67,21 +67,21 @@ impl RingRecord {
     }
 }
 
-/// Result of appending a batch.
+/// Result of appending a batch of messages to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AppendOutcome {
-    /// The caller must write the batch as this record.
+    /// The batch is new: the caller must write it to the ring as this record.
     Here(RingRecord),
-    /// The batch is a duplicate, and its first message has this number.
+    /// The batch is a duplicate; its first message is stored under this number.
     Known(u64),
-    /// The ring has no space now.
+    /// The ring has no free space for the batch now.
     Full,
 }
 
 /// Reason for which a channel refuses a request.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ChannelRefusal {
-    /// The batch is larger than the ring.
+    /// The batch of messages is larger than the channel's ring.
     #[error(
         "the message takes {bytes} bytes with its header: the channel holds {capacity}; send less at once, or create a larger channel"
     )]
@@ -91,17 +91,17 @@ pub enum ChannelRefusal {
         /// Size of the ring, in bytes.
         capacity: u64,
     },
-    /// The batch does not follow the producer's last batch.
+    /// The batch of messages does not follow the producer's last batch.
     #[error(
         "the sender's message {sequence} is out of order: send {expected}, or repeat the last request"
     )]
     Sequence {
-        /// Sequence number of the batch.
+        /// Sequence number of the refused batch.
         sequence: u64,
-        /// Sequence number that the channel expects.
+        /// Sequence number that the channel expects from the producer.
         expected: u64,
     },
-    /// No consumer has this name.
+    /// No consumer of the channel has this name.
     #[error("the channel has no consumer {0}: `tidemill channel list WORKSPACE`")]
     NoConsumer(String),
     /// The channel has the maximum number of consumers.
@@ -109,7 +109,7 @@ pub enum ChannelRefusal {
         "the channel has {CONSUMERS_MAX} consumers, the maximum: delete unused consumers with `tidemill channel delete-consumer`"
     )]
     TooManyConsumers,
-    /// A consumer acknowledges a message that has not been sent.
+    /// A consumer acknowledges a message number that has not been sent yet.
     #[error("message {0} has not been sent yet and can't be acknowledged")]
     NotSent(u64),
 }
@@ -123,18 +123,18 @@ pub struct Consumer {
     pub next: u64,
 }
 
-/// Last batch of a producer.
+/// Last batch that a producer sent to a channel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Producer {
     /// Slot in which the producer is stored: a number below [`PRODUCERS_MAX`] that no other producer uses.
     pub slot: usize,
-    /// Number of the first message of the batch.
+    /// Number of the first message of the producer's last batch.
     pub first: u64,
     /// Last batch of the producer.
     pub batch: MessageBatch,
 }
 
-/// State of a channel; see the module.
+/// State of a channel: its records, consumers and producers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ChannelLog {
     capacity: u64,
@@ -157,10 +157,10 @@ impl ChannelLog {
         }
     }
 
-    /// Restores a channel from its stored state: the position of its first record with the number of its first message, the consumers and the
-    /// producers. `record` returns the record at a position of the ring if a whole record is stored there. Batches that are not stored as
-    /// whole records were never acknowledged. Before the channel is used, the caller must store its current head and its producers, because
-    /// some producers may be known only from records that are dropped next.
+    /// Restores a channel from its stored state: the position of its first record with the number of that record's first message, the
+    /// consumers and the producers. `record` returns the record at a position of the ring if a whole record is stored there. Batches that
+    /// are not stored as whole records were never acknowledged. Before the channel is used, the caller must store its current head and its
+    /// producers, because some producers may be known only from records that are dropped next.
     #[must_use]
     pub fn recover(
         capacity: u64,
@@ -201,7 +201,7 @@ impl ChannelLog {
         log
     }
 
-    /// Returns the position of the first record, or of the next record if there is none, and the number of its first message.
+    /// Returns the position of the first record, or of the next record if the channel is empty, and the number of its first message.
     #[must_use]
     pub fn head(&self) -> (u64, u64) {
         match self.records.front() {
@@ -216,30 +216,30 @@ impl ChannelLog {
         self.capacity
     }
 
-    /// Returns the number of the next message.
+    /// Returns the number that the next message of the channel gets.
     #[must_use]
     pub fn next(&self) -> u64 {
         self.next
     }
 
-    /// Returns the size of all stored records, in bytes.
+    /// Returns the size of all records in the channel, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> u64 {
         self.records.iter().map(|record| record.bytes).sum()
     }
 
-    /// Returns the last batch of each producer.
+    /// Returns the last batch of each producer of the channel.
     pub fn producers(&self) -> impl Iterator<Item = &Producer> {
         self.producers.values()
     }
 
-    /// Returns the consumers by name.
+    /// Returns the consumers of the channel by name.
     #[must_use]
     pub fn consumers(&self) -> &BTreeMap<String, Consumer> {
         &self.consumers
     }
 
-    /// Returns the position for a record of `bytes` bytes, or `None` if the ring has no space for it.
+    /// Returns the position in the ring for a record of `bytes` bytes, or `None` if the ring has no free space for the record.
     #[must_use]
     pub fn place(&self, bytes: u64) -> Option<u64> {
         let (Some(front), Some(back)) = (self.records.front(), self.records.back()) else {
@@ -257,8 +257,8 @@ impl ChannelLog {
         }
     }
 
-    /// Returns the result of a batch whose record has `bytes` bytes. This function changes nothing: the caller writes the record and then
-    /// calls [`Self::kept`].
+    /// Returns the result of appending a batch whose record has `bytes` bytes. This function changes nothing: the caller writes the record
+    /// and then calls [`Self::kept`].
     ///
     /// # Errors
     /// If the record is larger than the ring, or the batch does not follow the producer's last batch.
@@ -288,8 +288,8 @@ impl ChannelLog {
         })
     }
 
-    /// Adds the record from [`Self::append`] after it is written. Returns the state of its producer, which the caller must store before it
-    /// acknowledges the batch.
+    /// Adds the record from [`Self::append`] after the caller has written it. Returns the producer's state, which the caller must store
+    /// before it acknowledges the batch.
     pub fn kept(&mut self, record: RingRecord) -> Producer {
         self.push(record)
     }
@@ -309,7 +309,7 @@ impl ChannelLog {
         producer
     }
 
-    /// Returns a slot for a producer. If all slots are in use, the producer that has been silent for the longest time is forgotten.
+    /// Returns a slot for a producer. If all slots are in use, the slot of the producer that has been silent longest is reused.
     fn free_slot(&mut self) -> usize {
         if self.producers.len() < PRODUCERS_MAX {
             let used: std::collections::BTreeSet<usize> =
@@ -326,8 +326,8 @@ impl ChannelLog {
         slot
     }
 
-    /// Returns the records from the one with message `number` on. Their size together is at most `bytes_max` bytes, but at least one record
-    /// is returned if there is one.
+    /// Returns the records from the one with message `number` on. The records have at most `bytes_max` bytes together, but at least one
+    /// record is returned if any is stored.
     pub fn from(&self, number: u64, bytes_max: u64) -> impl Iterator<Item = RingRecord> {
         let begin = self
             .records
@@ -342,10 +342,10 @@ impl ChannelLog {
     }
 
     /// Adds a consumer that begins at message `from`, or at the first stored message if `from` is `None`. An existing consumer continues at
-    /// that message.
+    /// message `from`.
     ///
     /// # Errors
-    /// If there are too many consumers.
+    /// If the channel has the maximum number of consumers.
     pub fn begin(&mut self, name: &str, from: Option<u64>) -> Result<Consumer, ChannelRefusal> {
         let (_, first) = self.head();
         let known = self.consumers.get(name).copied();
@@ -372,7 +372,7 @@ impl ChannelLog {
     /// that no consumer needs.
     ///
     /// # Errors
-    /// If there is no such consumer or message.
+    /// If the consumer does not exist, or if the message has not been sent.
     pub fn acknowledge(&mut self, name: &str, next: u64) -> Result<Consumer, ChannelRefusal> {
         if next > self.next {
             return Err(ChannelRefusal::NotSent(next - 1));
@@ -386,14 +386,14 @@ impl ChannelLog {
     /// Removes a consumer and returns the slot in which it was stored.
     ///
     /// # Errors
-    /// If there is no such consumer.
+    /// If the consumer does not exist.
     pub fn forget(&mut self, name: &str) -> Result<usize, ChannelRefusal> {
         let gone = self.consumers.remove(name);
         let gone = gone.ok_or_else(|| ChannelRefusal::NoConsumer(name.to_owned()))?;
         Ok(gone.slot)
     }
 
-    /// Drops the records that all consumers have read, and returns whether any record was dropped. Without a consumer no record counts as read.
+    /// Drops the records that all consumers have read, and returns whether it dropped any. Without consumers no record counts as read.
     pub fn trim(&mut self) -> bool {
         let Some(least) = self.consumers.values().map(|consumer| consumer.next).min() else {
             return false;
@@ -416,10 +416,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// A ring and the state stored next to it, as a device holds them.
+    /// Ring of a channel and the state stored next to the ring, as a device holds them.
     #[derive(Clone, Default)]
     struct StoredRing {
-        /// Whole records by their position; a torn record is not included.
+        /// Whole records by their position in the ring; a torn record is not included.
         ring: BTreeMap<u64, RingRecord>,
         head: (u64, u64),
         consumers: BTreeMap<usize, (String, Consumer)>,
@@ -427,7 +427,7 @@ mod tests {
     }
 
     impl StoredRing {
-        /// Writes a record and removes the records that it overwrites.
+        /// Writes a record to the ring and removes the records that the new record overwrites.
         fn write(&mut self, record: RingRecord, torn: bool) {
             let end = record.at + record.bytes;
             self.ring
@@ -460,8 +460,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(400))]
-        /// After a crash at any moment, in the middle of a write or between two writes, the log holds every acknowledged message. No
-        /// message is duplicated or lost, and the places of kept messages never overlap.
+        /// After a crash at any moment, in the middle of a write or between two writes, the channel log holds every acknowledged message.
+        /// No message is duplicated or lost, and the positions of stored records never overlap.
         #[test]
         fn channel_log_after_any_crash_keeps_acknowledged_messages(
             seeds in proptest::collection::vec((0_u32..100, 0_u64..4, 1_u64..40), 1..200),

@@ -2,17 +2,17 @@
 
 use crate::time::Span;
 
-/// Minimum ratio of a task's compute time to the time of hashing its inputs. Running the task again must cost clearly more than finding out
-/// that it need not be run; and if nobody ever writes the same bytes again, at most a fifth of the time was lost.
+/// Minimum ratio of a task's compute time to the time of hashing its inputs. Running the task again must cost clearly more than hashing its
+/// inputs to find an equal result; if nobody ever writes the same bytes again, hashing took at most a fifth of the time.
 pub const COMPUTE_RATIO_MIN: u64 = 4;
 
-/// Rate of hashing, in bytes per second: one core with BLAKE3 and data in memory, rounded down.
+/// Rate of hashing, in bytes per second: BLAKE3 on one core with data in memory, rounded down.
 pub const HASHED_BYTES_PER_SEC: u64 = 2_000_000_000;
 
-/// Additional time per file, to open it and to store its hash at the server.
+/// Additional hashing time per file, in nanoseconds, to open the file and to store its hash at the server.
 pub const FILE_NS: u64 = 50_000;
 
-/// Returns whether hashing the inputs of a task with this compute time pays.
+/// Returns whether hashing the inputs of a task with the compute time `cpu` pays.
 #[must_use]
 pub fn pays(cpu: Span, files: usize, bytes: u64) -> bool {
     let reading = u128::from(bytes) * 1_000_000_000 / u128::from(HASHED_BYTES_PER_SEC);

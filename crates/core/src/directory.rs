@@ -1,5 +1,5 @@
-//! Output directories: a directory as one output of a task. The kernel fills it as it likes, and its content becomes files of the cluster. This
-//! module only computes names and ids.
+//! Output directories: a directory as one output of a task. The kernel creates files in the directory, and these files become files of the
+//! cluster. This module only computes names and ids.
 //!
 //! A directory is recognised by its name, which ends in a slash wherever it is used: in the script, in labels, in stored data. The number of
 //! its files is known only when the kernel has ended, so such an output takes a whole range of ids. The first id stands for the directory
@@ -11,24 +11,24 @@ use std::ops::Range;
 
 /// Maximum number of files in all directories among a task's outputs together.
 pub const FILES_MAX: u64 = 10_000;
-/// Maximum length of their full paths together, in bytes: they are reported, stored and named at once.
+/// Maximum length of the full paths of all files in output directories together, in bytes: the paths are reported and stored at once.
 pub const PATH_BYTES_MAX: usize = 4 << 20;
-/// Maximum nesting depth of directories below such an output.
+/// Maximum nesting depth of directories below an output directory.
 pub const DEPTH_MAX: usize = 32;
 
-/// Returns whether an input or output of this name is a directory.
+/// Returns whether `name` names an input or output directory.
 #[must_use]
 pub fn is_directory(name: &str) -> bool {
     name.ends_with('/')
 }
 
-/// Returns the number of ids that an output of this name takes.
+/// Returns the number of object ids that an output with this name takes.
 #[must_use]
 pub fn ids(name: &str) -> u64 {
     if is_directory(name) { 1 + FILES_MAX } else { 1 }
 }
 
-/// Returns the objects that an output of this name may have; `first` is the first of its ids.
+/// Returns the object ids that an output with this name may use; `first` is the first of these ids.
 #[must_use]
 pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
     if is_directory(name) {
@@ -38,8 +38,8 @@ pub fn objects(name: &str, first: ObjectId) -> Range<u64> {
     }
 }
 
-/// Returns the sealed outputs of a label that belong to the directory with the first id `first`, in order of names. Returns `None` if there
-/// are none, or if they can't be the content of a directory.
+/// Returns the sealed outputs of a label that belong to the output directory with the first id `first`, in order of names. Returns `None`
+/// if no outputs belong to it, or if they can't be the content of a directory.
 #[must_use]
 pub fn files<'a>(
     name: &str,
@@ -56,7 +56,7 @@ pub fn files<'a>(
     right.then_some(own)
 }
 
-/// Assigns each sealed file to one of a task's outputs, both by name and in order; `None` if they don't match.
+/// Assigns each sealed file to an output of the task, by name and in order; returns `None` if files and outputs don't match.
 #[must_use]
 pub fn outputs_of<'a>(
     outputs: impl IntoIterator<Item = &'a str>,
@@ -81,7 +81,7 @@ pub fn outputs_of<'a>(
     files.next().is_none().then_some(owners)
 }
 
-/// Returns whether a name refers to an entry below the directory to which it is relative.
+/// Returns whether a relative name refers to an entry below the directory to which the name is relative.
 #[must_use]
 pub fn is_below(name: &str) -> bool {
     let within = |part| !matches!(part, "" | "." | "..");

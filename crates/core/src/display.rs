@@ -1,23 +1,23 @@
 //! Formatting of numbers and text for people.
 
-/// Replacement for a control character.
+/// Replacement of a control character in displayed text.
 const UNSHOWN: &str = "\u{fffd}";
 
-/// Returns a name or message in one line: without control characters for a terminal, and without line ends.
+/// Returns a name or message as one line without control characters and line ends, for a terminal.
 #[must_use]
 pub fn line(text: &str) -> String {
     text.replace(char::is_control, UNSHOWN)
 }
 
-/// Returns lines of text from untrusted sources without control characters for a terminal, except for line ends and tabs.
+/// Returns lines of text from untrusted sources without control characters, except for line ends and tabs, for a terminal.
 #[must_use]
 pub fn lines(text: &str) -> String {
     let obeyed = |c: char| c.is_control() && c != '\n' && c != '\t';
     text.replace(obeyed, UNSHOWN)
 }
 
-/// Returns a name for JSON, so that different names stay different. A byte that is not UTF-8 becomes `\xHH` (two lower-case hexadecimal
-/// digits), and so does the backslash of a name that contains such a text itself. All other names stay as they are.
+/// Escapes a name for JSON, so that different names stay different. A byte that is not UTF-8 becomes `\xHH` (two lower-case hexadecimal
+/// digits), and so does the backslash of a name that contains such an escape itself. All other names stay as they are.
 #[must_use]
 pub fn escaped(name: &[u8]) -> String {
     let mut text = String::with_capacity(name.len());
@@ -59,13 +59,13 @@ pub fn unescaped(text: &str) -> Vec<u8> {
     name
 }
 
-/// Returns whether a text begins like an escape of [`escaped`].
+/// Returns whether a text begins with an escape that [`escaped`] writes.
 fn is_escape(text: &str) -> bool {
     let digit = |byte: &u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
     matches!(text.as_bytes(), [b'\\', b'x', high, low, ..] if digit(high) && digit(low))
 }
 
-/// Formats a number of bytes as `17 B`, `1.97 MB`, `3.2 GB`: three digits and decimal units.
+/// Formats a number of bytes with three digits and decimal units, such as `17 B`, `1.97 MB`, `3.2 GB`.
 #[must_use]
 #[expect(clippy::cast_precision_loss, reason = "display only")]
 pub fn bytes(count: u64) -> String {
@@ -88,7 +88,7 @@ pub fn bytes(count: u64) -> String {
 }
 
 /// Returns year, month and day (Gregorian) of a day counted from 1970-01-01. Internally years begin in March, so that the leap day is the
-/// last of its year.
+/// last day of a year.
 #[must_use]
 pub fn civil(days: i64) -> (i64, i64, i64) {
     let shifted = days + 719_468;
@@ -106,7 +106,7 @@ pub fn civil(days: i64) -> (i64, i64, i64) {
     (year_of_era + era * 400 + i64::from(month <= 2), month, day)
 }
 
-/// Returns the day, counted from 1970-01-01, of a date (Gregorian): the inverse of [`civil`]. Months and days count from 1.
+/// Returns the day, counted from 1970-01-01, of a Gregorian date: the inverse of [`civil`]. Months and days count from 1.
 #[must_use]
 pub fn day_of(year: i64, month: i64, day: i64) -> i64 {
     let year = year - i64::from(month <= 2);
@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shown_text_has_no_control_characters() {
+    fn displayed_text_has_no_control_characters() {
         let hostile = "a\x1b]0;title\x07b\u{9b}2J\r\x7f\tc\nd";
         assert_eq!(
             lines(hostile),

@@ -1,25 +1,24 @@
-//! Nodes that are suspended while nobody needs them. This module decides when a node is suspended, when it is resumed, and when
-//! resuming more nodes pays (LABIOS §3.3, worker manager, and §4.2.3). It does no I/O: the server carries out the actions, by a
-//! monotonic clock.
+//! Nodes that are suspended while no work needs them. This module decides when a node is suspended, when it is resumed, and when resuming
+//! more nodes pays (LABIOS §3.3, worker manager, and §4.2.3). It does no I/O: the server carries out the actions, by a monotonic clock.
 
 use crate::time::{Span, Time};
 
-/// Time that a node is assumed to take to resume before it has been resumed once. Later this time is learned. The power that a
+/// Time that a node is assumed to take to resume before the node has been resumed once. Later the measured time is used. The power that a
 /// suspended node draws is configured by its administrator.
 pub const RESUME_UNKNOWN: Span = Span::from_secs(10);
 
-/// Time limits of suspending and resuming.
+/// Time limits for suspending and resuming a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ElasticLimits {
     /// Maximum time from the request to suspend until the node is suspended or refuses.
     pub suspend: Span,
     /// Maximum time from the request to resume until the node is online.
     pub resume: Span,
-    /// Pause before the next attempt to resume after a failed one; it doubles with each attempt.
+    /// Pause between a failed attempt to resume and the next attempt; the pause doubles with each attempt.
     pub pause: Span,
-    /// Longest pause.
+    /// Maximum pause between two attempts to resume.
     pub pause_max: Span,
-    /// Number of failed attempts after which the node counts as offline, like a node that was killed.
+    /// Number of failed attempts to resume after which the node counts as offline, like a node that was killed.
     pub tries: u32,
 }
 
@@ -50,7 +49,7 @@ enum ElasticPhase {
     Pausing { since: Time, until: Time },
 }
 
-/// Event of a node.
+/// Event about a node that may be suspended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElasticEvent {
     /// The node is online.
@@ -63,18 +62,18 @@ pub enum ElasticEvent {
     Left,
     /// Nothing needs the node, and it may be suspended.
     Idle,
-    /// Some work needs the node.
+    /// Queued or running work needs the node.
     Wanted,
     /// The attempt to resume the node failed.
     Failed,
-    /// Time has passed.
+    /// Time has passed; deadlines are checked.
     Tick,
 }
 
 /// Action that the server carries out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ElasticAction {
-    /// Ask the node to suspend.
+    /// Ask the node to suspend itself.
     Suspend,
     /// Record that the node is suspended, and power off its host if that was requested.
     Keep,
@@ -82,7 +81,7 @@ pub enum ElasticAction {
     Resume,
     /// Delete the record that the node was suspended: it is active.
     Forget,
-    /// Treat the node as offline from now on, because it has not resumed.
+    /// Treat the node as offline from now on, because all attempts to resume it failed.
     Abandon,
 }
 
@@ -91,12 +90,12 @@ pub enum ElasticAction {
 pub struct Resumes {
     /// Number of times that the node was resumed.
     pub count: u64,
-    /// Sum of these times, in nanoseconds.
+    /// Sum of the node's resume times, in nanoseconds.
     pub total_ns: u64,
 }
 
 impl Resumes {
-    /// Returns the mean time; `None` if the node was never resumed.
+    /// Returns the mean resume time; `None` if the node was never resumed.
     #[must_use]
     pub fn mean(&self) -> Option<Span> {
         self.total_ns.checked_div(self.count).map(Span)
@@ -122,7 +121,7 @@ pub struct Suspension {
 }
 
 impl Suspension {
-    /// Returns a node that is active and was in use until `now`.
+    /// Returns the state of a node that is active and was in use until `now`.
     #[must_use]
     pub fn active(resumes: Resumes, now: Time) -> Self {
         Self {
@@ -134,7 +133,7 @@ impl Suspension {
         }
     }
 
-    /// Returns a node that was suspended according to its last report.
+    /// Returns the state of a node that was suspended according to its last report.
     #[must_use]
     pub fn suspended(resumes: Resumes, now: Time) -> Self {
         Self {
@@ -143,7 +142,7 @@ impl Suspension {
         }
     }
 
-    /// Handles an event and returns the action to carry out.
+    /// Handles an event about the node and returns the action that the server must carry out.
     pub fn on(
         &mut self,
         event: ElasticEvent,
@@ -262,7 +261,7 @@ impl Suspension {
         }
     }
 
-    /// Returns whether the node is not missing: it is suspended, or it is being resumed and the attempts have not been exhausted.
+    /// Returns whether the node is not missing: it is suspended, or it is being resumed and attempts are left.
     #[must_use]
     pub fn is_suspended(&self, limits: &ElasticLimits) -> bool {
         let active = matches!(
@@ -287,13 +286,13 @@ impl Suspension {
         )
     }
 
-    /// Returns the time for which nothing has needed the node, if it is active.
+    /// Returns the time for which no work has needed the node, if the node is active.
     #[must_use]
     pub fn unused(&self, now: Time) -> Option<Span> {
         (self.phase == ElasticPhase::Active && !self.wanted).then(|| now.since(self.used))
     }
 
-    /// Returns the learned times that the node takes to resume.
+    /// Returns the measured resume times of the node.
     #[must_use]
     pub fn learnt(&self) -> Resumes {
         self.resumes
@@ -303,20 +302,20 @@ impl Suspension {
 /// Power of a node, in thousandths of a watt.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct NodePower {
-    /// Power at full load and during resume.
+    /// Power at full load and while the node resumes.
     pub busy_milli: u64,
-    /// Power when idle.
+    /// Power while the node is idle.
     pub idle_milli: u64,
-    /// Power when suspended.
+    /// Power while the node is suspended.
     pub suspended_milli: u64,
 }
 
-/// Maximum energy of a run above idle, in millionths of a joule, whatever processor time is reported for it.
+/// Maximum energy of a kernel run above idle, in millionths of a joule, whatever processor time is reported for the run.
 pub const RUN_MICROJOULES_MAX: u64 = 1 << 52;
 
 impl NodePower {
-    /// Returns the energy of this processor time above the idle energy of the node, in millionths of a joule: each core has its share of
-    /// the difference. Returns `None` if the busy or the idle power is not configured.
+    /// Returns the energy of `cpu` processor time above the idle energy of the node, in millionths of a joule: each core accounts for an
+    /// equal share of the difference. Returns `None` if the busy or the idle power is not configured.
     #[must_use]
     pub fn above_idle(&self, cpu: Span, cores: u32) -> Option<u64> {
         if self.busy_milli == 0 || self.idle_milli == 0 {
@@ -330,7 +329,7 @@ impl NodePower {
         )
     }
 
-    /// Returns the power while `running` of its cores run kernels. Returns `None` if the busy or the idle power is not configured.
+    /// Returns the power while `running` of the node's cores run kernels; `None` if the busy or the idle power is not configured.
     #[must_use]
     pub fn at(&self, running: u32, cores: u32) -> Option<u64> {
         if self.busy_milli == 0 || self.idle_milli == 0 {
@@ -342,19 +341,19 @@ impl NodePower {
     }
 }
 
-/// Properties of a node that decide whether resuming it pays.
+/// Properties of a node that decide whether resuming the node pays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeCandidate {
-    /// Work per second: in bytes, or in billionths of a second of core time.
+    /// Work per second of the node: in bytes, or in billionths of a second of core time.
     pub rate: u64,
-    /// Power of the node; `None` if it is not configured.
+    /// Power of the node; `None` if the power is not configured.
     pub power: Option<NodePower>,
-    /// Time that the node takes to resume; zero if it is active.
+    /// Time that the node takes to resume; zero if the node is active.
     pub resume: Span,
 }
 
 impl ResumeCandidate {
-    /// Returns a node whose work is counted in core time.
+    /// Returns the candidate for a node whose work is counted in core time.
     #[must_use]
     pub fn of_cores(cores: u32, power: NodePower, resume: Span) -> Self {
         let known = power.busy_milli > 0 && power.suspended_milli > 0;
@@ -366,22 +365,22 @@ impl ResumeCandidate {
     }
 }
 
-/// Effect of resuming some nodes.
+/// Effect of resuming some suspended nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResumeEffect {
     /// Number of suspended nodes to resume, in the order of the list. 0 is static allocation, a larger number is elastic.
     pub resumed: usize,
     /// Time until all work is done; `None` means never.
     pub time: Option<Span>,
-    /// Energy that all nodes draw until then, in millijoules; `None` if the power of a node is unknown.
+    /// Energy that all nodes draw until all work is done, in millijoules; `None` if the power of a node is unknown.
     pub energy_milli: Option<u128>,
 }
 
 const SECOND_NS: u128 = 1_000_000_000;
 
-/// Returns how many suspended nodes to resume for `work`. The active nodes continue to work while the others resume. If the power of
-/// each node is known, the number is chosen that makes the total energy until the end of the work smallest. Otherwise the number is
-/// chosen with which the resumed nodes then work for at least as long as they took to resume.
+/// Returns how many suspended nodes to resume for `work`. The active nodes continue to work while suspended nodes resume. If the power of
+/// each node is known, the number with the smallest total energy until the end of the work is chosen. Otherwise the number is chosen with
+/// which the resumed nodes work for at least as long as they took to resume.
 #[must_use]
 pub fn allocate(
     work: u64,
@@ -414,7 +413,7 @@ fn last_to_resume(suspended: &[ResumeCandidate], resumed: usize) -> Span {
     resume.max().unwrap_or_default()
 }
 
-/// Returns the effect of resuming `resumed` of the suspended nodes.
+/// Returns the effect of resuming the first `resumed` suspended nodes.
 #[must_use]
 pub fn estimate(
     work: u64,

@@ -1,5 +1,5 @@
 //! Input events and output actions of the dispatcher: plain data without I/O. The server turns network traffic into events and actions into
-//! network traffic; a simulator does the same in virtual time.
+//! network traffic; a simulator turns events and actions into steps in virtual time.
 
 use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
@@ -11,7 +11,7 @@ use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::Time;
 use std::collections::BTreeMap;
 
-/// Purpose of a node in the placement of work.
+/// Role of a node in the placement of tasks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
     /// Node that stores files and runs kernels.
@@ -24,11 +24,11 @@ pub enum Role {
 /// Number of runs of a kernel on a node, and their duration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct History {
-    /// Number of runs that succeeded.
+    /// Number of runs of the kernel that succeeded.
     pub runs: u64,
-    /// Sum of their run times, in nanoseconds.
+    /// Sum of the run times of these runs, in nanoseconds.
     pub total_ns: u64,
-    /// Sum of the sizes of their inputs, in bytes.
+    /// Sum of the input sizes of these runs, in bytes.
     pub input_bytes: u64,
 }
 
@@ -39,41 +39,41 @@ pub struct NodeView {
     pub role: Role,
     /// Resources of the node for kernels that run at the same time.
     pub offers: Offers,
-    /// Capacity, in bytes.
+    /// Capacity of the node, in bytes.
     pub capacity_bytes: u64,
-    /// Free space, in bytes.
+    /// Free space of the node, in bytes.
     pub free_bytes: u64,
-    /// Rate at which it can fetch from another node, in bytes per second (measured, or configured).
+    /// Rate at which the node can fetch from another node, in bytes per second (measured or configured).
     pub link_bytes_per_sec: u64,
-    /// Rate of its device in bytes per second, as configured; 0 if no rate is configured.
+    /// Configured rate of the node's device in bytes per second; 0 if no rate is configured.
     pub device_bytes_per_sec: u64,
     /// Power that the node draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
-    /// Run-time history per kernel name.
+    /// Run-time history of the node per kernel name.
     pub history: BTreeMap<String, History>,
 }
 
 /// Event that the driver passes to the dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// A node joined or reconnected. The labels on the node still belong to it. The dispatcher revoked them when the node was
-    /// declared down: a label that nothing has replaced since then counts as sent again, and the other labels are aborted. After this
-    /// event, `Dispatcher::wants` returns the labels that the node should have among those that were sent.
+    /// A node joined or reconnected. Labels on the node still belong to it. The dispatcher revoked them when the node was declared down: a
+    /// label without a replacement since then counts as sent again, and the other labels are aborted. After this event, `Dispatcher::wants`
+    /// returns whether the node should still have a label that was sent to it.
     NodeUp {
         /// Id of the node.
         node: NodeId,
         /// Status of the node.
         view: NodeView,
     },
-    /// A node is lost: its connection ended and the node did not reconnect in time. The driver also sends this event for a node
-    /// of the cluster that did not connect in time after a restart of the server. Until one of the two events arrives, the dispatcher waits
-    /// for a node that it only knows by its id.
+    /// A node is lost: its connection ended and the node did not reconnect in time. The driver also sends this event for a node that did
+    /// not connect in time after a restart of the server. Until `NodeUp` or `NodeDown` arrives, the dispatcher waits for a node that it
+    /// only knows by its id.
     NodeDown {
         /// Id of the node.
         node: NodeId,
     },
-    /// A node is suspended. It is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this
-    /// node alone wait.
+    /// A node is suspended. The node is not lost: its data is not recreated, its work is not revoked, and tasks that need data of this node
+    /// alone wait.
     NodeSuspended {
         /// Id of the node.
         node: NodeId,
@@ -96,24 +96,24 @@ pub enum Event {
         missing: Vec<String>,
     },
     /// A job was accepted, or is restored after a restart of the server. The driver must have checked the policy's name with
-    /// `policy::by_name`; an unknown name counts as the cluster's default. After a restart, all jobs are restored before the first node is
-    /// admitted: labels on a node that belong to no job are aborted.
+    /// `policy::by_name`; an unknown name counts as the cluster's default. After a restart, all jobs must be restored before the first node
+    /// is admitted: labels on a node that belong to no job are aborted.
     Submitted(Box<JobSpec>),
-    /// A file that jobs wait for was sealed.
+    /// A file that a task waits for was sealed.
     FileSealed {
         /// Full path of the file in the namespace.
         path: String,
         /// Sealed version of the file.
         placed: Placed,
     },
-    /// A node began a label.
+    /// A node began to execute a label.
     Started {
         /// Id of the node.
         node: NodeId,
         /// Id of the label.
         label: LabelId,
     },
-    /// A node ended a label.
+    /// A node finished a label, with success or failure.
     Finished {
         /// Id of the node.
         node: NodeId,
@@ -127,7 +127,7 @@ pub enum Event {
         /// Id of the job.
         job: JobId,
     },
-    /// A node is to execute an operation that belongs to no job. The dispatcher drops the operation if it can't be sent now.
+    /// A node must execute an operation that belongs to no job. The dispatcher drops the operation if the node can't accept it now.
     MaintenanceTask {
         /// Id of the node.
         node: NodeId,
@@ -150,7 +150,7 @@ pub enum Event {
     Parted {
         /// Id of the object.
         object: ObjectId,
-        /// Layout of the object. [`Event::Copied`] reports replicas of the parts other than the first replicas.
+        /// Layout of the object. [`Event::Copied`] reports replicas of its parts beyond the first replica of each part.
         layout: Layout,
     },
     /// A node is being drained and gets no more tasks, or gets tasks again. Work that the node already has continues.
@@ -160,7 +160,7 @@ pub enum Event {
         /// Whether the node is being drained.
         emptied: bool,
     },
-    /// A label that belongs to no job is under way since before a restart.
+    /// A maintenance task was sent to a node before a restart of the server and is not finished.
     MaintenanceSent {
         /// Id of the node.
         node: NodeId,
@@ -171,16 +171,16 @@ pub enum Event {
     },
 }
 
-/// Job as the dispatcher takes it: names are resolved and ids are issued.
+/// Accepted job as the dispatcher receives it: names are resolved and ids are issued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct JobSpec {
     /// Id of the job.
     pub job: JobId,
-    /// User whose rights its tasks have.
+    /// User whose rights the job's tasks have.
     pub owner: Owner,
     /// Name of the policy; `None` for the cluster's default.
     pub policy: Option<String>,
-    /// Tasks of the job in the script's order. Their dependencies have been checked to be acyclic.
+    /// Tasks of the job in the script's order. The driver has checked that their dependencies are acyclic.
     pub tasks: Vec<TaskSpec>,
 }
 
@@ -199,9 +199,9 @@ pub struct TaskSpec {
     pub inputs: Vec<InputSpec>,
     /// All outputs of the task.
     pub outputs: Vec<OutputSpec>,
-    /// Name of the input that is its standard input.
+    /// Name of the input that is the kernel's standard input.
     pub stdin: Option<String>,
-    /// Name of the output that takes its standard output.
+    /// Name of the output file that receives the kernel's standard output.
     pub stdout: Option<String>,
     /// Node on which the task must run, if the script names one.
     pub node: Option<NodeId>,
@@ -209,37 +209,37 @@ pub struct TaskSpec {
     pub retries: u32,
     /// Resources that must be free on the node before the task runs.
     pub needs: Needs,
-    /// Programs that the node's host must have, in order, each once; then directories that the host must expose, each with a final slash.
+    /// Programs that the node's host must have, sorted, without duplicates; then directories that it must expose, each with a final slash.
     pub programs: Vec<String>,
-    /// Bounds on a run.
+    /// Limits on a run of the task.
     pub limits: Limits,
     /// Environment of the task.
     pub runtime_environment: RuntimeEnvironment,
     /// Role of this task within the task that the script names.
     pub share: TaskRole,
-    /// End of the task before a restart. `None` if the job is not restored or the task did not end.
+    /// End of the task before a restart of the server. `None` if the job is not restored or the task was not finished.
     pub ended: Option<RecoveredState>,
 }
 
 /// Role of a task within the task that a script names (Active Storage §4).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TaskRole {
-    /// The whole task.
+    /// The whole task that the script names.
     #[default]
     All,
-    /// One of its task instances: it runs where its first input is stored.
+    /// A task instance: it runs on the node that stores its first input.
     Instance,
-    /// Its outputs: files that are striped like its first input, and whose parts were written by task instances. The other inputs are these
-    /// parts, those of the first output first. No kernel runs.
+    /// The join of the outputs: files that are striped like the first input, whose parts task instances wrote. The further inputs are these
+    /// parts, the parts of the first output first. No kernel runs.
     Join,
-    /// Its result: a kernel merges the results of the task instances.
+    /// The merge of the results: a kernel merges the results of the task instances.
     Merge,
 }
 
 /// State of a task before a restart.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RecoveredState {
-    /// The task succeeded with these outputs, in the order of `outputs`.
+    /// The task succeeded with these outputs, in the order of its spec's `outputs`.
     Done(Vec<Placed>),
     /// The task failed.
     Failed,
@@ -249,9 +249,9 @@ pub enum RecoveredState {
         label: LabelId,
         /// Node to which the label was sent.
         node: NodeId,
-        /// Ids that its outputs will have, in the order of `outputs`.
+        /// Ids that the task's outputs will have, in the order of its spec's `outputs`.
         objects: Vec<ObjectId>,
-        /// Number of tries before this one.
+        /// Number of tries of the task before this try.
         tries: u32,
     },
 }
@@ -259,9 +259,9 @@ pub enum RecoveredState {
 /// One input of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputSpec {
-    /// Name that the kernel sees.
+    /// Name of the input that the kernel sees.
     pub name: String,
-    /// Full path in the namespace.
+    /// Full path of the input in the namespace.
     pub path: String,
     /// Origin of the input.
     pub origin: Origin,
@@ -276,7 +276,7 @@ pub struct InputSpec {
 pub enum Origin {
     /// File that was sealed when the job was submitted: the task uses exactly this version.
     File(Placed),
-    /// File that does not exist yet (smart directory). A job that is restored after a restart lists a file that was found before as `File`.
+    /// File that does not exist yet (smart directory). A job that is restored after a restart has `File` for a file that was found before.
     Awaited,
     /// Output of a task of the same job: (task, index among its outputs).
     Task(TaskId, usize),
@@ -285,15 +285,15 @@ pub enum Origin {
 /// One output of a task.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OutputSpec {
-    /// Name that the kernel writes; the name of a [directory] ends in a slash.
+    /// Name of the output that the kernel writes; the name of a [directory] ends in a slash.
     pub name: String,
-    /// Full path in the namespace, without a slash at its end.
+    /// Full path of the output in the namespace, without a slash at its end.
     pub path: String,
-    /// Inode that the name will have; for a directory, the first inode of a range with one inode for each of its ids.
+    /// Inode that the output's name will have; for a directory, the first inode of a range with one inode for each of the directory's ids.
     pub inode: Inode,
-    /// Whether the output is a part of a named file and has no name of its own.
+    /// Whether the output is a part of a named file and so has no name of its own.
     pub part: bool,
-    /// Whether the output is to be stored in memory; see [`Output`](crate::label::LabelOutput).
+    /// Whether the output is to be stored in the memory tier; see [`Output`](crate::label::LabelOutput).
     pub memory: bool,
 }
 
@@ -304,7 +304,7 @@ impl OutputSpec {
         directory::is_directory(&self.name)
     }
 
-    /// Returns the path that the job claims for this output. The path of a directory has a slash at the end and includes everything below the
+    /// Returns the path that the job claims for this output. The path of a directory ends in a slash and includes everything below the
     /// directory. Returns `None` for a part, because the job claims the path of the whole file.
     #[must_use]
     pub fn claimed(&self) -> Option<String> {
@@ -312,7 +312,7 @@ impl OutputSpec {
         (!self.part).then(|| format!("{}{slash}", self.path))
     }
 
-    /// Returns the files of this output as outputs of their own: the output itself, or the files of `sealed` that belong to the output
+    /// Returns the files of this output as separate outputs: the output itself, or the files of `sealed` that belong to the output
     /// directory.
     #[must_use]
     pub fn files(&self, placed: Placed, sealed: &[SealedOutput]) -> Vec<(Self, Placed)> {
@@ -343,7 +343,7 @@ impl OutputSpec {
 pub enum TaskState {
     /// Some input does not exist yet.
     Waiting,
-    /// All inputs exist, and no node has been chosen for the task yet.
+    /// All inputs of the task exist, and no node has been chosen for the task yet.
     Ready,
     /// A node has the task in its queue.
     Sent,
@@ -360,11 +360,11 @@ pub enum TaskState {
 /// State of a job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum JobState {
-    /// Some task has not ended.
+    /// At least one task of the job has not ended.
     Running,
-    /// All tasks succeeded.
+    /// All tasks of the job succeeded.
     Done,
-    /// All tasks have ended, and some task failed.
+    /// All tasks of the job have ended, and at least one task failed.
     Failed,
     /// The owner cancelled the job.
     Cancelled,
@@ -375,13 +375,13 @@ pub enum JobState {
 pub struct Estimate {
     /// Id of the node.
     pub node: NodeId,
-    /// Time until a core is free, in nanoseconds.
+    /// Time until a core of the node is free, in nanoseconds.
     pub wait_ns: u64,
-    /// Time to fetch inputs that are stored elsewhere, in nanoseconds.
+    /// Time to fetch the inputs that other nodes store, in nanoseconds.
     pub transfer_ns: u64,
-    /// Size of inputs that are stored elsewhere, in bytes.
+    /// Size of the inputs that other nodes store, in bytes.
     pub transfer_bytes: u64,
-    /// Time to run the kernel on this node according to its history, in nanoseconds; 0 if it has no history.
+    /// Time to run the kernel on this node according to the node's history, in nanoseconds; 0 without a history.
     pub run_ns: u64,
 }
 
@@ -390,7 +390,7 @@ pub struct Estimate {
 pub struct Decision {
     /// Id of the task.
     pub task: TaskId,
-    /// Label of this try.
+    /// Label under which the task was sent.
     pub label: LabelId,
     /// Node to which the task was sent.
     pub node: NodeId,
@@ -398,7 +398,7 @@ pub struct Decision {
     pub at: Time,
     /// Policy that chose the node, or `pinned`.
     pub policy: String,
-    /// Reason of the policy, in one sentence.
+    /// Reason for the policy's choice, in one sentence.
     pub reason: String,
     /// Whether the task was sent together with a task on which it depends (mini DAG).
     pub chained: bool,
@@ -409,8 +409,8 @@ pub struct Decision {
 /// Action that the driver must carry out. The driver carries out actions in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// Send a batch of labels (whole mini DAGs, maintenance tasks) to a node. Each label is now the try of its task. A label that was revoked
-    /// with its node and is resumed is sent again.
+    /// Send a batch of labels (whole mini DAGs, maintenance tasks) to a node. Each label is now the current try of its task. A label that
+    /// was revoked with its node and is resumed is sent again.
     Send {
         /// Id of the node.
         node: NodeId,
@@ -424,7 +424,7 @@ pub enum Action {
         /// Id of the label.
         label: LabelId,
     },
-    /// Ask a node to return a label unless the label has begun. The label stays the try of its task until the node reports its end
+    /// Ask a node to return a label unless the label has begun. The label stays the current try of its task until the node reports its end
     /// as [`Rescheduled`](crate::label::FailureKind::Rescheduled) or with another result.
     Reschedule {
         /// Id of the node.
@@ -432,29 +432,29 @@ pub enum Action {
         /// Id of the label.
         label: LabelId,
     },
-    /// Store this decision for `explain`.
+    /// Store this decision for `tidemill job explain`.
     Decided(Box<Decision>),
     /// A task succeeded: publish the names of its outputs and record its lineage.
     ///
-    /// This action occurs once per task. There is one exception: the outputs were lost with their node, and the task ran again because
-    /// other tasks needed the outputs (its state left `Done` in between). Names that still refer to the earlier outputs then switch to the
-    /// new ones; the earlier objects are an older version.
+    /// This action occurs once per task, with one exception: the outputs were lost with their node, and the task ran again because other
+    /// tasks needed the outputs (its state left `Done` in between). Names that still refer to the lost outputs then switch to the new
+    /// outputs; the lost objects are an older version.
     Publish {
         /// Id of the task.
         task: TaskId,
         /// Label that succeeded.
         label: LabelId,
-        /// Outputs of the task in the order of the spec. A directory has the first of its ids and the total size of all its files in bytes.
+        /// Outputs of the task in the order of its spec. A directory has the first of its ids and the total size of all its files in bytes.
         outputs: Vec<Placed>,
     },
-    /// All instances of a task succeeded: publish the names of its outputs, whose parts the task instances wrote. This action occurs as often
-    /// as [`Self::Publish`].
+    /// All instances of a task succeeded: publish the names of the task's outputs, whose parts the instances wrote. This action occurs as
+    /// often as [`Self::Publish`].
     Join {
-        /// Task that joins the task instances.
+        /// Task that joins the outputs of the task instances.
         task: TaskId,
         /// Outputs of the task, each with the node of its first part.
         outputs: Vec<Placed>,
-        /// Layout of each output.
+        /// Layout of each output, in the order of `outputs`.
         layouts: Vec<StripedLayout>,
     },
     /// The state of a task changed.
@@ -465,10 +465,10 @@ pub enum Action {
         task: TaskId,
         /// New state of the task.
         state: TaskState,
-        /// Number of tries so far, including the current one. Tries that ended by the loss of a node or by the failure of an earlier
-        /// label do not count.
+        /// Number of tries so far, including the current try. Tries that ended by the loss of a node or by the failure of an earlier label
+        /// do not count.
         tries: u32,
-        /// Reason of a failure or of a retry, or the node that the task waits for.
+        /// Reason for a failure or a retry, or the node that the task waits for.
         failure: Option<Failure>,
         /// Time of the change.
         at: Time,
@@ -482,7 +482,7 @@ pub enum Action {
         /// Time of the change.
         at: Time,
     },
-    /// Remove objects that will never have a name (outputs of a try that another try replaced).
+    /// Delete objects that will never have a name (outputs of a try that another try replaced).
     Discard {
         /// Id of the node.
         node: NodeId,
@@ -493,10 +493,10 @@ pub enum Action {
 
 /// Source of ids for labels and objects. The driver makes sure that ids are never reused.
 pub trait IdSource: std::fmt::Debug + Send {
-    /// Returns whether a label id and this many object ids are available now. If not, the dispatcher sends nothing and asks again at the
-    /// next event.
+    /// Returns whether a label id and this many object ids are available now. If the ids are not available, the dispatcher sends nothing
+    /// and asks again at the next event.
     fn ready(&mut self, objects: u64) -> bool;
-    /// Returns a new label id, larger than all earlier ones: after a restart the order of ids shows the order of labels.
+    /// Returns a new label id, larger than all earlier label ids: even after a restart the order of ids is the order of labels.
     fn label(&mut self) -> LabelId;
     /// Returns the first of `count` new consecutive object ids. The dispatcher asks for object ids, like label ids, only after
     /// [`ready`](Self::ready) returned true.

@@ -1,5 +1,5 @@
-//! Attached stores: decides the step for a changed file of a store whose objects appear as files in a directory of the cluster. This module does
-//! no I/O: a node compares store and directory and carries out the steps
+//! Attached stores: decides the step for a changed file of a store whose objects appear as files in a directory of the cluster. This module
+//! does no I/O: a node compares store and directory and carries out the steps
 //! ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
 use crate::id::ObjectId;
@@ -8,30 +8,30 @@ use ExistingEntry::File;
 /// Known versions of the current content of a store's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KnownVersions {
-    /// Version that the cluster has written to the store, if the content is one.
+    /// Version that the cluster itself has written to the store, if the current content is such a version.
     pub ours: Option<ObjectId>,
-    /// Versions that have this content.
+    /// Versions that have the current content of the store's file.
     pub versions: Vec<ObjectId>,
-    /// Versions with the earlier content of the store's file.
+    /// Versions that have the earlier content of the store's file.
     pub before: Vec<ObjectId>,
 }
 
-/// Entry of the directory with the same name.
+/// Entry of the directory with the same name as the store's file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ExistingEntry {
-    /// No entry.
+    /// The directory has no entry with this name.
     Nothing,
-    /// A directory.
+    /// The entry is a directory.
     Directory,
-    /// A link, a pipe or a device.
+    /// The entry is a link, a pipe or a device.
     Other,
-    /// A file.
+    /// The entry is a file.
     File {
-        /// Current version; 0 if the file has none yet.
+        /// Current version of the file; 0 if the file has none yet.
         object: ObjectId,
-        /// Whether the next version is being written.
+        /// Whether the next version of the file is being written.
         writing: bool,
-        /// Whether the version is waiting to be written to the store.
+        /// Whether the current version is waiting to be written to the store.
         waiting: bool,
     },
 }
@@ -43,22 +43,22 @@ pub enum Passed {
     Directory,
     /// The directory contains a special file of this name.
     Other,
-    /// Both have been written since they were equal.
+    /// Both the store's file and the directory's file have been written since they were equal.
     Both,
 }
 
-/// Step for a file of a store.
+/// Step for a changed file of a store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FollowStep {
-    /// Record that the content is this version.
+    /// Record that the content of the store's file is this version.
     Note(ObjectId),
-    /// Create a new file with the content.
+    /// Create a new file with the content of the store's file.
     Make,
-    /// Add the content as the next version of the file, if the current version is still this one.
+    /// Add the content as the next version of the file, if the file's current version is still this version.
     Next(ObjectId),
-    /// Compare again later.
+    /// Compare the store's file with the directory again later.
     Later,
-    /// Change nothing: both stay as they are.
+    /// Change nothing: store and directory stay as they are.
     Pass(Passed),
 }
 
@@ -68,7 +68,7 @@ pub fn directory_mode(mode: u32) -> u32 {
     0o700 | mode | (mode & 0o444) >> 2
 }
 
-/// Decides the step. A version that was written in the cluster is never replaced, unless the store contained it, too.
+/// Decides the step for a changed file. A version that was written in the cluster is never replaced, unless the store contained it, too.
 #[must_use]
 pub fn step(seen: &KnownVersions, there: ExistingEntry) -> FollowStep {
     let ours = seen.ours.map(FollowStep::Note);
@@ -157,19 +157,19 @@ mod tests {
         assert_eq!(step(&changed, waiting), FollowStep::Later);
     }
 
-    /// One name of a store and of its directory.
+    /// State of one name in a store and in its attached directory.
     #[derive(Debug, Default)]
     struct FollowedName {
-        /// Content of the store: its tag, and the version that the cluster wrote there.
+        /// Content of the store's file: its tag, and the version that the cluster wrote to the store.
         store: Option<(u64, Option<u64>)>,
-        /// Version of the file, and whether the cluster wrote the version.
+        /// Version of the directory's file, and whether the cluster wrote the version.
         file: Option<(u64, bool)>,
-        /// Recorded tag and version.
+        /// Tag and version that were recorded last.
         noted: Option<(u64, u64)>,
-        /// Tags of versions.
+        /// Tags with the versions that have their content.
         tags: Vec<(u64, u64)>,
         next: u64,
-        /// Tags that became versions of the file.
+        /// Tags whose content became versions of the directory's file.
         made: Vec<u64>,
     }
 

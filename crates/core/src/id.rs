@@ -1,4 +1,4 @@
-//! Identifiers. One macro defines all of them, so that an object id can't be passed as a task id. The server issues ids once and never
+//! Identifiers. One macro defines all id types, so that an object id can't be passed as a task id. The server issues ids once and never
 //! reuses them.
 
 macro_rules! id {
@@ -29,16 +29,16 @@ macro_rules! id {
 }
 
 id! {
-    /// Storage node of the cluster. Its id is chosen by the administrator and stable over restarts.
+    /// Storage node of the cluster. The administrator chooses its id, which stays the same over restarts.
     NodeId(u32)
 }
 id! {
-    /// Bytes on a node, immutable once sealed.
+    /// Object on a node: bytes that are immutable once sealed.
     ObjectId(u64)
 }
 id! {
-    /// File, directory or link of the namespace. The root is 1. The highest bit is reserved for the mount's special files (AnalyzeThis
-    /// §3.3).
+    /// File, directory or link of the namespace. The root directory is 1. The highest bit is reserved for the mount's special files
+    /// (AnalyzeThis §3.3).
     Inode(u64)
 }
 id! {
@@ -55,9 +55,9 @@ id! {
 }
 
 impl Inode {
-    /// Root directory.
+    /// Inode of the root directory.
     pub const ROOT: Self = Self(1);
-    /// Bit that distinguishes a special file of the mount from one of the namespace.
+    /// Bit that distinguishes special files of the mount from files of the namespace.
     pub const SPECIAL: u64 = 1 << 63;
 }
 

@@ -1,7 +1,7 @@
-//! The label: the one unit of work. Every operation on data in a cluster is a label that a node executes (LABIOS §3.2). This module defines labels
-//! and their outcomes as plain data.
+//! The label: the unit of work. Every operation on data in a cluster is a label that a node executes (LABIOS §3.2). This module defines
+//! labels and their outcomes as plain data.
 //!
-//! A label is idempotent by its id: a node that receives an id again answers with the recorded outcome.
+//! A label is idempotent by its id: a node that receives a label id again answers with the recorded outcome.
 
 use crate::directory;
 use crate::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
@@ -11,7 +11,7 @@ use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::{Span, Time};
 use std::ops::Range;
 
-/// User for whom a label works. Kernels run with the rights of this user.
+/// User for whom a label is executed. Kernels run with the rights of this user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Owner {
     /// Numeric user id.
@@ -23,12 +23,12 @@ pub struct Owner {
 /// One unit of work for one node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
-    /// Id that is never reused. A node that receives it twice executes the label once.
+    /// Id of the label, which is never reused. A node that receives the id twice executes the label once.
     pub id: LabelId,
     /// User whose rights the label uses.
     pub owner: Owner,
-    /// Labels of the same mini DAG that must have succeeded before. They precede this label in its batch, or were sent to this node
-    /// earlier and may have ended already.
+    /// Labels of the same mini DAG that must have succeeded before this label. They precede this label in its batch, or were sent to this
+    /// node earlier and may have ended already.
     pub after: Vec<LabelId>,
     /// Operation to execute.
     pub operation: Operation,
@@ -37,13 +37,13 @@ pub struct Label {
 /// Operation of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Operation {
-    /// Run a kernel over inputs and keep its outputs.
+    /// Run a kernel over inputs and store its outputs.
     Analyse(Box<Analysis>),
-    /// Fetch a sealed object from another node and keep it on this one: as another replica under the same id, or as an object of its own.
+    /// Fetch a sealed object from another node and store it: as another replica under the same id, or as a separate object.
     Copy {
         /// Source object and its location.
         from: LabelInput,
-        /// Id of the replica, and its file.
+        /// Id and file of the stored replica.
         to: LabelOutput,
         /// Striped file to which the object belongs as a part.
         part: Option<PartOf>,
@@ -57,7 +57,7 @@ pub enum Operation {
     Verify {
         /// Scrub to which this label belongs, for the server.
         scrub: u64,
-        /// Whether all other work precedes this label, because nobody waits for its result.
+        /// Whether all other work of the node precedes this label, because nobody waits for its result.
         idle: bool,
         /// Objects to verify.
         objects: Vec<ObjectId>,
@@ -68,15 +68,15 @@ pub enum Operation {
 /// frees is needed before a kernel that runs for hours has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lane {
-    /// Cores.
+    /// Cores of the node.
     Kernel,
-    /// No core, although a kernel runs.
+    /// No core of the node, although a kernel runs.
     Light,
-    /// The network.
+    /// Network of the node.
     Copy,
-    /// The device, for a moment.
+    /// Device of the node, for a moment.
     Remove,
-    /// The device, for a long time, while it has no other work.
+    /// Device of the node, for a long time, while the device has no other work.
     Verify,
 }
 
@@ -127,33 +127,33 @@ impl Operation {
     }
 }
 
-/// Task as a node runs it.
+/// Task instance as a node runs it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Analysis {
     /// Task that this label tries to run.
     pub task: TaskId,
     /// Job of the task.
     pub job: JobId,
-    /// The task's name in the job script.
+    /// Name of the task in the job script.
     pub name: String,
-    /// Code to run.
+    /// Kernel code to run.
     pub kernel: Kernel,
-    /// Arguments, without the kernel's own name.
+    /// Arguments of the kernel, without the kernel's own name.
     pub args: Vec<String>,
     /// All inputs that the kernel may read.
     pub inputs: Vec<LabelInput>,
     /// All outputs that the kernel must write.
     pub outputs: Vec<LabelOutput>,
-    /// Name of the input that is its standard input.
+    /// Name of the input that is the kernel's standard input.
     pub stdin: Option<String>,
-    /// Name of the output that takes its standard output.
+    /// Name of the output file that receives the kernel's standard output.
     pub stdout: Option<String>,
-    /// Indices of `inputs` that may be streamed through a pipe while the label that writes them runs. That label is one of those in
-    /// `after`.
+    /// Indices of `inputs` that may be streamed through a pipe while the label that writes them runs. The writing label is one of the
+    /// labels in `after`.
     pub streaming: Vec<u32>,
-    /// Resources that must be free before the kernel runs, and that are taken while it runs.
+    /// Resources that must be free before the kernel runs, and that the kernel occupies while it runs.
     pub needs: Needs,
-    /// Bounds on the run.
+    /// Limits on the run of the kernel.
     pub limits: Limits,
     /// Environment of the kernel.
     pub runtime_environment: RuntimeEnvironment,
@@ -164,17 +164,17 @@ pub struct Analysis {
 pub enum Kernel {
     /// Kernel that is part of every node.
     Builtin(String),
-    /// A native `.so` with the entry point `start_kernel`, kept in the cluster (so also an input).
+    /// A native `.so` with the entry point `start_kernel`, stored in the cluster (so also an input of the task).
     Native {
         /// Name among the task's inputs.
         input: String,
     },
-    /// A WebAssembly module with the same interface, kept in the cluster (so also an input).
+    /// A WebAssembly module with the same interface, stored in the cluster (so also an input of the task).
     Wasm {
         /// Name among the task's inputs.
         input: String,
     },
-    /// An executable kept in the cluster (so also an input), such as a script.
+    /// An executable stored in the cluster (so also an input of the task), such as a script.
     Stored {
         /// Name among the task's inputs.
         input: String,
@@ -190,7 +190,7 @@ pub enum Kernel {
 pub struct Pipeline {
     /// Text of the pipeline as the user wrote it.
     pub text: String,
-    /// Kernels in their order; none is a pipeline itself.
+    /// Kernels in their order; no stage is a pipeline itself.
     pub stages: Vec<Stage>,
 }
 
@@ -199,12 +199,12 @@ pub struct Pipeline {
 pub struct Stage {
     /// Code of the kernel.
     pub kernel: Kernel,
-    /// Arguments, without the kernel's own name.
+    /// Arguments of the kernel, without the kernel's own name.
     pub args: Vec<String>,
 }
 
 impl Kernel {
-    /// Returns the name under which run-time history is kept.
+    /// Returns the name under which the kernel's run-time history is stored.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -214,7 +214,7 @@ impl Kernel {
         }
     }
 
-    /// Returns the programs of the node's host that the kernel uses, in order, each once.
+    /// Returns the programs of the node's host that the kernel uses, sorted, without duplicates.
     #[must_use]
     pub fn programs(&self) -> Vec<String> {
         let mut programs = match self {
@@ -232,7 +232,7 @@ impl Kernel {
         programs
     }
 
-    /// Returns whether the code of the kernel, or of one of its stages, is this input of its task.
+    /// Returns whether the code of the kernel, or of one of its stages, is the task's input `name`.
     #[must_use]
     pub fn is_in(&self, name: &str) -> bool {
         match self {
@@ -250,11 +250,11 @@ impl Kernel {
 pub struct LabelInput {
     /// Path that the kernel sees, relative to its private directory.
     pub name: String,
-    /// Exact sealed object.
+    /// Sealed object that the input refers to.
     pub object: ObjectId,
-    /// Node that holds the object. If it is not the label's own node, the object is fetched first.
+    /// Node that holds the object. A label on another node fetches the object first.
     pub node: NodeId,
-    /// Size of the whole object in bytes, whatever the selection; an estimate for an output of an earlier label of the same batch.
+    /// Size of the whole object in bytes, whatever the selection; an estimate if an earlier label of the same batch writes the object.
     pub size: u64,
     /// Selection that the kernel sees.
     pub selection: Selection,
@@ -265,37 +265,37 @@ pub struct LabelInput {
 pub struct LabelOutput {
     /// Path that the kernel writes, relative to its private directory; the path of a [directory] ends in a slash.
     pub name: String,
-    /// Id of the bytes once they are sealed; for a directory, the first of its ids.
+    /// Object id of the output once it is sealed; for a directory, the first of its ids.
     pub object: ObjectId,
-    /// Inode that the name will have. It is stored with the object so that names can be rebuilt from nodes. For a directory, it is the
-    /// first inode of a range of the same length as the ids.
+    /// Inode that the output's name will have. It is stored with the object so that names can be rebuilt from nodes. For a directory, it is
+    /// the first inode of a range of the same length as the ids.
     pub inode: Inode,
-    /// Full path in the namespace, without a slash at its end.
+    /// Full path of the output in the namespace, without a slash at its end.
     pub path: String,
-    /// Whether the output is to be stored in memory if its node has a memory tier: only the job's tasks read the output, and it is not
-    /// kept afterwards.
+    /// Whether the output is to be stored in memory if its node has a memory tier: only the job's tasks read the output, and it is deleted
+    /// after the job.
     pub memory: bool,
 }
 
 impl LabelOutput {
-    /// Returns the objects that the output may have.
+    /// Returns the object ids that the output may use.
     #[must_use]
     pub fn objects(&self) -> Range<u64> {
         directory::objects(&self.name, self.object)
     }
 }
 
-/// Bounds on one run of a kernel.
+/// Limits on one run of a kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum wall-clock time.
+    /// Maximum wall-clock time of the run.
     pub time: Span,
-    /// Maximum address space, in bytes.
+    /// Maximum address space of the kernel, in bytes.
     pub memory_bytes: u64,
-    /// Maximum size of all output, in bytes.
+    /// Maximum size of all outputs together, in bytes.
     pub output_bytes: u64,
     /// Maximum number of cores, enforced where the node can do so; 0 means a fraction of one core. `None` means that the task named no
-    /// number and may use all cores that nobody else wants.
+    /// number and may use all idle cores.
     pub cores: Option<u32>,
 }
 
@@ -310,55 +310,55 @@ impl Default for Limits {
     }
 }
 
-/// Maximum size of the stored end of a kernel's standard output and of its standard error, in bytes.
+/// Maximum number of last bytes that are stored of a kernel's standard output and of its standard error, each.
 pub const TAIL_BYTES_MAX: usize = 16 << 10;
 
 /// Outcome of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Sealed outputs, or the failure.
+    /// Sealed outputs of the label, or its failure.
     pub result: Result<Vec<SealedOutput>, Failure>,
-    /// Time at which the fetch of its inputs began, by the node's clock.
+    /// Time at which the fetch of the label's inputs began, by the node's clock.
     pub start: Time,
-    /// Time at which its kernel began to run, by the node's clock.
+    /// Time at which the label's kernel began to run, by the node's clock.
     pub kernel_start: Time,
-    /// Time at which its outputs were sealed and its inputs were hashed (if hashing pays), by the node's clock: its core is free.
+    /// Time at which the outputs were sealed, the inputs hashed (if hashing pays) and the core freed, by the node's clock.
     pub end: Time,
-    /// Last part of that time, in which its inputs were hashed.
+    /// Time before `end` in which the inputs were hashed.
     pub hashing: Span,
-    /// Bytes that were fetched from other nodes.
+    /// Bytes that the label fetched from other nodes.
     pub transferred_bytes: u64,
-    /// Size of all its inputs, in bytes.
+    /// Size of all inputs of the label, in bytes.
     pub read_bytes: u64,
-    /// Size of all its outputs, in bytes.
+    /// Size of all outputs of the label, in bytes.
     pub written_bytes: u64,
     /// Size of the outputs that are stored in memory only, in bytes.
     pub in_memory_bytes: u64,
-    /// Number of inputs that were streamed to the kernel while they were written. If it is not zero, the kernel's time does not tell how
-    /// long the kernel takes.
+    /// Number of inputs that were streamed to the kernel while they were written. If the number is not zero, the kernel's run time includes
+    /// waiting for the writers.
     pub streamed: u32,
     /// User and system time of the kernel.
     pub cpu: Span,
-    /// Largest resident set, in bytes.
+    /// Largest resident set of the kernel, in bytes.
     pub memory_bytes: u64,
     /// Earlier task whose cached result is returned, if no kernel ran.
     pub reused: Option<TaskId>,
     /// Hash of the kernel's code in hexadecimal (blake3); empty for labels without a kernel.
     pub kernel_hash: String,
-    /// BLAKE3 of the content of each input in hexadecimal; empty text for an input that was not hashed. No entries if none was hashed.
+    /// BLAKE3 of the content of each input in hexadecimal; empty text for an input that was not hashed. No entries if no input was hashed.
     pub contents: Vec<String>,
-    /// Objects that a failed removal removed nevertheless.
+    /// Objects that were deleted although the removal failed.
     pub removed: Vec<ObjectId>,
     /// Objects that a verification found to be corrupt.
     pub corrupt: Vec<Corrupt>,
-    /// End of the kernel's standard output, at most [`TAIL_BYTES_MAX`] bytes; empty if an output took the standard output.
+    /// Last bytes of the kernel's standard output, at most [`TAIL_BYTES_MAX`]; empty if an output file received the standard output.
     pub stdout: String,
-    /// End of the kernel's standard error, at most [`TAIL_BYTES_MAX`] bytes.
+    /// Last bytes of the kernel's standard error, at most [`TAIL_BYTES_MAX`].
     pub stderr: String,
 }
 
 impl Outcome {
-    /// Returns the outcome of a label without any effect except its end at this time.
+    /// Returns the outcome of a label that ended at `time` without any other effect.
     #[must_use]
     pub fn at(time: Time, result: Result<Vec<SealedOutput>, Failure>) -> Self {
         Self {
@@ -397,7 +397,7 @@ impl Outcome {
     }
 }
 
-/// Object that differs from its sealed content.
+/// Object whose content differs from its sealed content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Corrupt {
     /// Id of the object.
@@ -411,7 +411,7 @@ pub struct Corrupt {
 pub struct SealedOutput {
     /// Id of the object.
     pub object: ObjectId,
-    /// Final size, in bytes.
+    /// Size of the sealed output, in bytes.
     pub size: u64,
     /// Path within an output directory; empty for an output that is a file.
     pub name: String,
@@ -426,7 +426,7 @@ impl SealedOutput {
     }
 }
 
-/// Reason of a label's failure.
+/// Reason for the failure of a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
     /// Class of failure, which decides whether a retry makes sense.
@@ -446,30 +446,30 @@ pub enum FailureKind {
     Signal(i32),
     /// The kernel ran out of time.
     Timeout,
-    /// The kernel wrote more than it may.
+    /// The kernel wrote more bytes than its limit.
     OutputLimit,
-    /// The kernel used more memory than it may.
+    /// The kernel used more memory than its limit.
     MemoryLimit,
     /// The kernel succeeded but did not write one of its outputs.
     MissingOutput,
-    /// One of its inputs could not be read or fetched.
+    /// An input of the label could not be read or fetched.
     Input,
     /// The node's device is full or failed.
     Device,
     /// The user cancelled the task.
     Cancelled,
-    /// An earlier label of its batch failed.
+    /// An earlier label that this label depends on failed.
     Dependency,
     /// The node was lost while the label ran.
     NodeLost,
     /// The server rescheduled the label before it began, for an idle node.
     Rescheduled,
-    /// The node lacks a resource that the label needs: the resource belongs to another node, or the node waits for it.
+    /// The node lacks a resource that the label needs: the resource belongs to another node, or the node waits for the resource.
     Unfit,
 }
 
 impl FailureKind {
-    /// Returns whether a retry, possibly on another node, can help.
+    /// Returns whether a retry of the label, possibly on another node, can help.
     #[must_use]
     pub fn retryable(self) -> bool {
         matches!(

@@ -1,7 +1,7 @@
 //! The core of Tidemill without I/O: ids, time, labels, jobs, the dispatcher and its policies.
 //!
 //! No module does I/O, reads a clock, starts a thread or knows a wire format. The server drives this crate with real events and carries out
-//! its actions over the network; a simulator can do the same under a virtual clock.
+//! its actions over the network; the simulator of `tidemill-plan` does so under a virtual clock.
 
 pub mod attribute;
 pub mod balance;

@@ -1,7 +1,7 @@
 //! Lineage: the graph of objects and the tasks that wrote them, and its representations.
 //!
-//! This module does no I/O. The caller selects the part of the lineage that answers a question and fills a [`Graph`] with it; [`text`],
-//! [`dot`] and [`svg`] show its nodes and [`Graph::edges`].
+//! This module does no I/O. The caller selects the part of the lineage that answers a question and fills a [`Graph`] with this part;
+//! [`text`], [`dot`] and [`svg`] show the graph's nodes and [`Graph::edges`].
 
 pub mod difference;
 pub mod dot;
@@ -19,7 +19,7 @@ use crate::runtime_environment::RuntimeEnvironment;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One successful run of a task.
+/// Lineage of one successful run of a task.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct LineageRecord {
     /// Id of the task.
@@ -40,53 +40,53 @@ pub struct LineageRecord {
     pub runtime_environment: RuntimeEnvironment,
     /// Node that ran the task.
     pub node: NodeId,
-    /// Time at which the fetch of its inputs began, since the Unix epoch.
+    /// Time at which the fetch of the task's inputs began, since the Unix epoch.
     pub start: Time,
-    /// Time at which its outputs were sealed, since the Unix epoch.
+    /// Time at which the task's outputs were sealed, since the Unix epoch.
     pub end: Time,
     /// Owner of the task.
     pub owner: Owner,
-    /// Inputs: the names that the kernel saw, and the exact versions.
+    /// Inputs of the task: the names that the kernel saw, and the exact versions.
     pub inputs: Vec<(String, ObjectId)>,
-    /// Outputs: the names that the kernel wrote, and the versions.
+    /// Outputs of the task: the names that the kernel wrote, and the versions.
     pub outputs: Vec<(String, ObjectId)>,
-    /// Bytes fetched from other nodes.
+    /// Bytes that the task fetched from other nodes.
     pub transferred_bytes: u64,
-    /// Size of all its inputs, in bytes.
+    /// Size of all inputs of the task, in bytes.
     pub read_bytes: u64,
-    /// Size of all its outputs, in bytes.
+    /// Size of all outputs of the task, in bytes.
     pub written_bytes: u64,
     /// Exit code of the kernel.
     pub exit: i32,
-    /// Earlier task whose cached result was returned, if no kernel ran. Node and times are those of the earlier task.
+    /// Earlier task whose cached result was returned, if no kernel ran. `node`, `start` and `end` are those of the earlier task.
     pub reused: Option<TaskId>,
-    /// Whether only the task and its objects may be shown.
+    /// Whether the viewer may see only the task and its objects.
     pub hidden: bool,
 }
 
-/// Writer of a version.
+/// Writer of a version of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum VersionWriter {
-    /// A task.
+    /// A task wrote the version.
     Task(TaskId),
-    /// A client, with this user's rights.
+    /// A client wrote the version, with this user's rights.
     Client(Owner),
 }
 
-/// One sealed version of a file.
+/// Lineage of one sealed version of a file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LineageVersion {
-    /// Object of the version.
+    /// Object that holds the version.
     pub object: ObjectId,
-    /// Path of the file when it was sealed.
+    /// Path of the file when the version was sealed.
     pub path: String,
     /// Current path of the file; `None` if the file is deleted.
     pub current_path: Option<String>,
-    /// Size, in bytes.
+    /// Size of the version, in bytes.
     pub size: u64,
     /// Inode of the file.
     pub inode: Inode,
-    /// Node that stores its bytes.
+    /// Node that stores the bytes of the version.
     pub node: NodeId,
     /// Writer of the version.
     pub writer: VersionWriter,
@@ -96,15 +96,15 @@ pub struct LineageVersion {
     pub number: u64,
     /// Whether the file has a later version.
     pub superseded: bool,
-    /// Annotations of the file while this was its version: names without `user.`, and values.
+    /// Annotations of the file while this version was the current one: names without `user.`, and values.
     pub annotations: Vec<(String, String)>,
-    /// BLAKE3 of its bytes in hexadecimal, if they were hashed.
+    /// BLAKE3 of the version's bytes in hexadecimal, if the bytes were hashed.
     pub hash: Option<String>,
-    /// First object with the same content, if it is another object.
+    /// First object with the same content, if this is another object than the version's own.
     pub same_as: Option<ObjectId>,
-    /// Hook that deleted the file after its map, if one did.
+    /// Hook that deleted the file after its map, if a hook did so.
     pub dropped: Option<String>,
-    /// Whether only the object may be shown.
+    /// Whether the viewer may see only the object.
     pub hidden: bool,
 }
 
@@ -112,7 +112,7 @@ pub struct LineageVersion {
 pub const HIDDEN: &str = "(not yours to see)";
 
 impl LineageVersion {
-    /// Returns the path to show: the current path, or the path at the seal if the file is deleted.
+    /// Returns the path to show: the file's current path, or its path at the seal if the file is deleted.
     #[must_use]
     pub fn shown_path(&self) -> &str {
         let known = self.current_path.as_deref().unwrap_or(&self.path);
@@ -126,9 +126,9 @@ impl LineageVersion {
 /// Vertex of the lineage graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Vertex {
-    /// A version, whether it is known or not.
+    /// A version of a file, whether its data is known or not.
     Version(ObjectId),
-    /// A run.
+    /// A run of a task.
     Run(TaskId),
 }
 
@@ -144,7 +144,7 @@ pub struct Edge<'a> {
 }
 
 impl LineageRecord {
-    /// Returns whether the kernel has this name: as the task names it, or without directory, version and extension.
+    /// Returns whether the kernel has this name, either in the task's notation or without directory, version and extension.
     #[must_use]
     pub fn is_of(&self, kernel: &str) -> bool {
         let file = self.kernel.rsplit('/').next().unwrap_or_default();
@@ -157,7 +157,7 @@ impl LineageRecord {
         [self.kernel.as_str(), file, own.stem].contains(&kernel) || without_version()
     }
 
-    /// Returns the name to show.
+    /// Returns the run's name to show.
     #[must_use]
     pub fn shown_name(&self) -> &str {
         if self.hidden || self.is_others() {
@@ -174,7 +174,7 @@ impl LineageRecord {
     }
 }
 
-/// Versions and the runs between them.
+/// Lineage graph: versions of files and the runs between them.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Graph {
     versions: BTreeMap<ObjectId, LineageVersion>,
@@ -186,12 +186,12 @@ pub struct Graph {
 }
 
 impl Graph {
-    /// Adds a version, or replaces an older description of it.
+    /// Adds a version to the graph, or replaces the version's older description.
     pub fn add_version(&mut self, version: LineageVersion) {
         self.versions.insert(version.object, version);
     }
 
-    /// Adds a run, or replaces an older description of it.
+    /// Adds a run to the graph, or replaces the run's older description.
     pub fn add_record(&mut self, record: LineageRecord) {
         for (_, object) in &record.outputs {
             self.makers.insert(*object, record.task);
@@ -202,17 +202,17 @@ impl Graph {
         self.records.insert(record.task, record);
     }
 
-    /// Returns all versions, by object.
+    /// Returns all versions of the graph, in the order of object ids.
     pub fn versions(&self) -> impl Iterator<Item = &LineageVersion> {
         self.versions.values()
     }
 
-    /// Returns all runs, by task.
+    /// Returns all runs of the graph, in the order of task ids.
     pub fn records(&self) -> impl Iterator<Item = &LineageRecord> {
         self.records.values()
     }
 
-    /// Returns all edges in the direction of the data, run by run: first its inputs, then its outputs.
+    /// Returns all edges in the direction of the data, run by run: first the run's inputs, then its outputs.
     pub fn edges(&self) -> impl Iterator<Item = Edge<'_>> {
         self.records.values().flat_map(|record| {
             let run = Vertex::Run(record.task);
@@ -230,25 +230,25 @@ impl Graph {
         })
     }
 
-    /// Returns one version.
+    /// Returns the version that an object holds, if the graph contains it.
     #[must_use]
     pub fn version(&self, object: ObjectId) -> Option<&LineageVersion> {
         self.versions.get(&object)
     }
 
-    /// Returns one run.
+    /// Returns the run of a task, if the graph contains it.
     #[must_use]
     pub fn record(&self, task: TaskId) -> Option<&LineageRecord> {
         self.records.get(&task)
     }
 
-    /// Returns the run that wrote a version; `None` if a client wrote it or the run is not known.
+    /// Returns the run that wrote a version; `None` if a client wrote the version or the run is not known.
     #[must_use]
     pub fn maker(&self, object: ObjectId) -> Option<&LineageRecord> {
         self.records.get(self.makers.get(&object)?)
     }
 
-    /// Returns the part of the graph that is reachable from `roots`, where paths end at runs for which `stop` returns true. The result
+    /// Returns the part of the graph that is reachable from `roots`, where paths end at runs for which `stop` returns true. The part
     /// contains the inputs of such a run (upwards) or its outputs (downwards), and nothing beyond them.
     #[must_use]
     pub fn stopped(
@@ -306,7 +306,7 @@ impl Graph {
         part
     }
 
-    /// Returns the runs that read a version, by task.
+    /// Returns the runs that read a version, in the order of task ids.
     pub fn readers(&self, object: ObjectId) -> impl Iterator<Item = &LineageRecord> {
         self.readers
             .get(&object)
@@ -436,7 +436,7 @@ mod tests {
     }
 
     #[test]
-    fn edges_point_in_direction_of_data_flow() {
+    fn lineage_edges_point_in_direction_of_data_flow() {
         let graph = mosaic();
         let edges: Vec<_> = graph.edges().collect();
         assert_eq!(edges.len(), 9);
@@ -451,7 +451,7 @@ mod tests {
         assert_eq!((out.to, out.name), (sum, "o5"));
     }
 
-    /// The mosaic for a reader who may see neither its origin nor the complete graph.
+    /// Returns the mosaic graph for a viewer without the right to see its origin or the complete graph.
     pub(super) fn secret() -> Graph {
         let mut graph = mosaic();
         for version in graph.versions.values_mut() {
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn every_render_hides_secrets_and_reports_omissions() {
+    fn lineage_renderings_hide_secrets_and_report_omissions() {
         let graph = secret();
         let forms = [
             text::trees(&graph, &[Vertex::Version(ObjectId(5))], true, false),
@@ -487,7 +487,7 @@ mod tests {
     }
 
     #[test]
-    fn stopped_graph_ends_at_given_kernel() {
+    fn lineage_graph_stops_at_given_kernel() {
         let graph = mosaic();
         let root = [Vertex::Version(ObjectId(6))];
         let part = graph.stopped(&root, (true, false), |run| run.is_of("add"));
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn run_is_found_by_kernel_name_with_or_without_the_rest() {
+    fn run_is_found_by_full_or_short_kernel_name() {
         let mut run = record(1, "x", &[], &[]);
         run.kernel = "/kernels/1000/denoise@2.so".into();
         for name in [

@@ -24,14 +24,14 @@ pub mod tag {
 pub struct Placed {
     /// Id of the object.
     pub object: ObjectId,
-    /// Node that holds its bytes.
+    /// Node that holds the bytes of the object.
     pub node: NodeId,
-    /// Size, in bytes.
+    /// Size of the object, in bytes.
     pub size: u64,
 }
 
 impl ObjectId {
-    /// Status object that every node has.
+    /// Id of the status object that every node has.
     pub const STATUS: Self = Self(0);
 
     /// Returns the task collection of a task.
@@ -64,9 +64,9 @@ impl ObjectId {
         self.0 & tag::MASK == tag::DATA && self != Self::STATUS
     }
 
-    /// Returns the path at which a node stores the object, relative to its directory: `objects/<2 hex>/<16 hex>`.
+    /// Returns the path at which a node stores the object, relative to the node's directory: `objects/<2 hex>/<16 hex>`.
     ///
-    /// The two digits are the id's lowest byte, so that consecutive ids spread over 256 directories.
+    /// The two hexadecimal digits are the id's lowest byte, so that consecutive ids spread over 256 directories.
     #[must_use]
     pub fn relative_path(self) -> String {
         format!("objects/{:02x}/{:016x}", self.0 & 0xff, self.0)
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn collections_have_ids_of_their_own() {
+    fn collection_ids_differ_from_object_ids() {
         let task = TaskId(7);
         let ids = [
             ObjectId(7),

@@ -1,9 +1,9 @@
-//! The order of a node's labels. In each lane labels run first come, first served. No label runs before the labels that it follows, and
-//! none before all its needs are free (see [`crate::resources`]). A label with a streamed input may start when the label that writes the
-//! input runs. This module does no I/O.
+//! The order of a node's labels. In each lane labels run first come, first served. A label runs only after the labels that it follows, and
+//! when all its resources are free (see [`crate::resources`]). A label with a streamed input may start when the label that writes the input
+//! runs. This module does no I/O.
 //!
 //! Users take turns in the lanes of kernels: the next kernel belongs to the user with the fewest running kernels. Among users with equally
-//! many, the kernel that arrived first is chosen.
+//! many running kernels, the kernel that arrived first is chosen.
 //!
 //! The queue is not persistent: a node journals a label before it adds the label, and adds the journaled labels again when it starts.
 
@@ -16,10 +16,10 @@ use std::collections::{BTreeMap, BTreeSet, BinaryHeap, VecDeque};
 /// Maximum number of labels that may wait or run at once; further labels are refused.
 pub const LABELS_MAX: usize = 1_000_000;
 
-/// Number of ended and acknowledged labels that are remembered, for later labels that follow them and arrive late.
+/// Maximum number of acknowledged labels that are remembered, for labels that follow them and arrive late.
 const FORGOTTEN_MAX: usize = 10_000;
 
-/// Queue of a node.
+/// Queue of a node's labels.
 #[derive(Debug)]
 pub struct NodeQueue {
     labels: BTreeMap<LabelId, QueueEntry>,
@@ -29,14 +29,14 @@ pub struct NodeQueue {
     turns: BTreeMap<u32, u64>,
     /// Resources that running labels have taken.
     ledger: ResourceLedger,
-    /// Labels of `ready` that need more than cores, by arrival.
+    /// Arrival numbers of labels in `ready` that need more than cores.
     choosy: BTreeSet<u64>,
     forgotten: VecDeque<LabelId>,
     running: usize,
     waiting: usize,
 }
 
-/// Lane of a label, its user and its position in the order of arrival. Labels in lanes other than those of kernels have the user 0.
+/// Lane of a label, its user and its position in the order of arrival. Labels in lanes without kernels have the user 0.
 type QueuePosition = (Lane, u32, u64);
 
 /// Returns whether users take turns in a lane.
@@ -52,9 +52,9 @@ struct QueueEntry {
     needs: Option<Needs>,
     /// Labels that must succeed before this label does.
     missing: BTreeSet<LabelId>,
-    /// Labels of `missing` that stream an input to this one: this label may start as soon as they run.
+    /// Labels of `missing` that stream an input to this label: it may start as soon as they run.
     streaming: BTreeSet<LabelId>,
-    /// Labels that wait for this one.
+    /// Labels that wait for this label.
     dependants: Vec<LabelId>,
     acknowledged: bool,
 }
@@ -75,7 +75,7 @@ pub enum Added {
     Queued,
     /// The label is known already.
     Known,
-    /// A label that it follows failed; this label counts as failed, too.
+    /// A label that the added label follows has failed; so the added label counts as failed, too.
     DependencyFailed(LabelId),
 }
 
@@ -86,9 +86,9 @@ pub enum Aborted {
     Unknown,
     /// The label ended already.
     Nothing,
-    /// The label runs: the executor has to end it.
+    /// The label runs: the executor has to stop it.
     Running,
-    /// The label was still waiting and will never run; neither will these labels, which follow it.
+    /// The label was still waiting and will never run; neither will the labels in the list, which follow it.
     Removed(Vec<LabelId>),
 }
 
@@ -108,14 +108,14 @@ impl NodeQueue {
         }
     }
 
-    /// Returns the resources that labels can take.
+    /// Returns the resources of the node that labels can take.
     #[must_use]
     pub fn offers(&self) -> &Offers {
         self.ledger.offers()
     }
 
-    /// Adds a label. `place` is its lane and its position in the order of arrival. `needs` are the resources that it takes while it runs,
-    /// at most those of the node. An unknown label in `after` has succeeded and been forgotten long ago.
+    /// Adds a label. `place` is the label's lane and position in the order of arrival. `needs` are the resources that the label takes while
+    /// it runs, at most those of the node. An unknown label in `after` has succeeded and been forgotten long ago.
     pub fn add(
         &mut self,
         label: LabelId,
@@ -127,7 +127,7 @@ impl NodeQueue {
     }
 
     /// Adds a label like [`Self::add`]; some of the labels that it follows stream inputs to it. The label may start as soon as these labels
-    /// run, if its own needs are free as well. The executor must let it succeed only after they have succeeded.
+    /// run, if its own resources are free as well. The executor must let the label succeed only after these labels have succeeded.
     pub fn add_streaming(
         &mut self,
         label: LabelId,
@@ -191,7 +191,7 @@ impl NodeQueue {
         failed.map_or(Added::Queued, Added::DependencyFailed)
     }
 
-    /// Records a label that ended before a restart.
+    /// Records a label that ended before a restart of the node.
     pub fn add_ended(&mut self, label: LabelId, succeeded: bool) {
         let state = if succeeded {
             EntryState::Done
@@ -252,8 +252,8 @@ impl NodeQueue {
         self.turns.get(&user).copied().unwrap_or(0)
     }
 
-    /// Returns the ready labels of a user. Leaves out a label whose streamed inputs are still being written and whose needs are not free:
-    /// it could wait, too, and holds up no other label.
+    /// Returns the ready labels of a user. Leaves out a label whose streamed inputs are still being written and whose resources are not
+    /// free: such a label can wait, and delays no other label.
     fn ready_of(
         &self,
         lane: Lane,
@@ -343,7 +343,7 @@ impl NodeQueue {
         Some(label)
     }
 
-    /// Records the end of a running label. Returns the labels that can't run any more because of it.
+    /// Records the end of a running label. Returns the labels that can't run any more because this label failed.
     pub fn end(&mut self, label: LabelId, succeeded: bool) -> Vec<LabelId> {
         let (lane, user, _) = match self.labels.get_mut(&label) {
             Some(entry) if entry.state == EntryState::Running => {
@@ -378,7 +378,7 @@ impl NodeQueue {
         self.fail(label)
     }
 
-    /// Returns whether a running label streams an output to a label that is ready because of it.
+    /// Returns whether a running label streams an output to a label that is ready because of the stream.
     #[must_use]
     pub fn streams(&self, label: LabelId) -> bool {
         let entry = self.labels.get(&label);
@@ -389,7 +389,7 @@ impl NodeQueue {
         })
     }
 
-    /// Returns the running labels whose streamed input came from a failed label: they have to fail, too.
+    /// Returns the running labels whose streamed input came from a failed label: these labels have to fail, too.
     #[must_use]
     pub fn streamed_in_vain(&self, label: LabelId) -> Vec<LabelId> {
         let failed = self.labels.get(&label);
@@ -397,7 +397,7 @@ impl NodeQueue {
         failed.map_or_else(Vec::new, |entry| entry.dependants.clone())
     }
 
-    /// Aborts a label.
+    /// Aborts a label, whether it waits or runs.
     pub fn abort(&mut self, label: LabelId) -> Aborted {
         match self.labels.get(&label).map(|entry| entry.state) {
             Some(EntryState::Waiting | EntryState::Ready) => Aborted::Removed(self.fail(label)),
@@ -416,7 +416,7 @@ impl NodeQueue {
         }
     }
 
-    /// Forgets an ended label whose outcome the server has; a bounded number of them stays known.
+    /// Forgets an ended label whose outcome the server has; a bounded number of such labels stays known.
     pub fn acknowledge(&mut self, label: LabelId) {
         match self.labels.get_mut(&label) {
             Some(entry) if matches!(entry.state, EntryState::Done | EntryState::Failed) => {
@@ -485,8 +485,8 @@ impl NodeQueue {
         }
     }
 
-    /// Marks a label and all labels that follow it as failed, and returns the latter. Running ones are left to the executor, with all
-    /// labels that follow them.
+    /// Marks a label and all labels that follow it as failed, and returns the labels that follow it. Running labels are left to the
+    /// executor, with all labels that follow them.
     fn fail(&mut self, label: LabelId) -> Vec<LabelId> {
         let mut failed = Vec::new();
         let mut next = vec![label];
@@ -814,7 +814,7 @@ mod tests {
             prop_assert_eq!(queue.queued(), 0);
         }
 
-        /// For any needs of the labels and any ends: the labels never take more than the resources, all resources are free in the end, no
+        /// For any needs and ends of labels: the labels never take more resources than the node has, all resources are free in the end, no
         /// label is left over, and the oldest ready label never loses a resource that it needs to a younger label.
         #[test]
         fn queue_never_overdraws_resources_and_starves_no_label(

@@ -16,13 +16,13 @@ impl RandomSource {
         Self { state: seed }
     }
 
-    /// Returns the current state: a generator seeded with it returns the same numbers.
+    /// Returns the current state: a generator seeded with this state returns the same numbers.
     #[must_use]
     pub fn state(&self) -> u64 {
         self.state
     }
 
-    /// Returns the next 64 bits.
+    /// Returns the next 64 pseudorandom bits.
     pub fn next_u64(&mut self) -> u64 {
         self.state = self.state.wrapping_add(STEP);
         let mut z = self.state;

@@ -1,4 +1,4 @@
-//! Average rate limit: decides whether work that is counted in bytes may begin now.
+//! Limit on the average rate of work: decides whether work that is counted in bytes may begin now.
 
 use crate::time::Time;
 
@@ -9,15 +9,15 @@ const SECOND_NS: u128 = 1_000_000_000;
 /// nevertheless, and the next work waits longer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RateLimit {
-    /// Rate in bytes per second; 0 for no bound.
+    /// Rate in bytes per second; 0 for no limit.
     bytes_per_sec: u64,
-    /// Saved bytes at `at`; a negative number is work that was done too early.
+    /// Saved bytes at time `at`; a negative number means that work has exceeded the rate.
     left: i128,
     at: Option<Time>,
 }
 
 impl RateLimit {
-    /// Returns a limit of `bytes_per_sec`; 0 for no limit.
+    /// Returns a limit of `bytes_per_sec` bytes per second; 0 for no limit.
     #[must_use]
     pub fn new(bytes_per_sec: u64) -> Self {
         Self {
@@ -27,7 +27,7 @@ impl RateLimit {
         }
     }
 
-    /// Returns whether work of this size may begin now. If so, the work counts.
+    /// Returns whether work of `bytes` bytes may begin now. If so, the bytes count towards the limit.
     pub fn take(&mut self, bytes: u64, now: Time) -> bool {
         if self.bytes_per_sec == 0 {
             return true;
@@ -57,7 +57,7 @@ mod tests {
     const SECOND: u64 = 1_000_000_000;
 
     #[test]
-    fn pace_bounds_average_to_rate_plus_largest_piece() {
+    fn rate_limit_bounds_average_to_rate_plus_largest_piece() {
         for seed in 0..50 {
             let mut dice = RandomSource::seeded(seed);
             let rate = 1 + dice.next_u64() % 1000;
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn pace_without_rate_is_unlimited() {
+    fn rate_limit_of_zero_is_unlimited() {
         let mut pace = RateLimit::new(0);
         assert!((0..10).all(|_| pace.take(u64::MAX, Time(0))));
     }

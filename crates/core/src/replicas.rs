@@ -8,20 +8,20 @@ use crate::random::RandomSource;
 use std::fmt;
 use std::str::FromStr;
 
-/// Maximum number of replicas of one object, including the first.
+/// Maximum number of replicas of one object, including the first replica.
 pub const REPLICAS_MAX: u32 = 8;
 
 /// Wanted number of replicas of a version, in the user's notation: `2`, or `2,now`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WantedReplicas {
-    /// Number of replicas, including the first.
+    /// Number of replicas, including the first replica.
     pub replicas: u32,
     /// Whether callers that wait for the seal also wait for the replicas.
     pub now: bool,
 }
 
 impl WantedReplicas {
-    /// A single replica.
+    /// A single replica, for which callers do not wait.
     pub const ONE: Self = Self {
         replicas: 1,
         now: false,
@@ -73,29 +73,29 @@ pub enum ReplicaState {
     Leaving,
     /// The replica is to be removed like `Leaving`, and its node was declared failed.
     FailedLeaving,
-    /// The replica is about to be removed.
+    /// A label is deleting the replica, or is about to delete it.
     Going,
     /// The content of the replica differs from the sealed content.
     Corrupt,
 }
 
-/// Node that is online.
+/// Online node that may take replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnlineNode {
     /// Id of the node.
     pub node: NodeId,
     /// Failure domain of the node: its host.
     pub host: String,
-    /// Free space, in bytes.
+    /// Free space of the node, in bytes.
     pub free_bytes: u64,
-    /// Whether replicas may be stored on the node: it keeps data, and answers.
+    /// Whether replicas may be stored on the node: the node stores data permanently, and answers.
     pub takes: bool,
-    /// Whether the node stores data in memory: it gets a replica only if it is named as the target.
+    /// Whether the node stores data in memory: such a node gets a replica only if it is named as the target.
     pub memory: bool,
     /// Whether the node belongs to the burst tier, which gets no replicas.
     pub burst: bool,
-    /// Whether the node stores its files in a backend. Staged-out files prefer such a node. It gets other replicas
-    /// only if no other node can take them.
+    /// Whether the node stores its files in a backend. Staged-out files prefer such a node. It gets other replicas only if no other node
+    /// can take them.
     pub backend: bool,
 }
 
@@ -104,13 +104,13 @@ pub struct OnlineNode {
 pub struct ReplicaSet {
     /// Id of the object.
     pub object: ObjectId,
-    /// Size, in bytes.
+    /// Size of the object, in bytes.
     pub size: u64,
-    /// Wanted number of replicas.
+    /// Wanted number of replicas of the object.
     pub wanted: usize,
     /// Nodes that have or will have a replica, the first replica first.
     pub holders: Vec<(NodeId, ReplicaState)>,
-    /// Node that is to have one of the replicas, if one was named.
+    /// Node that must get one of the replicas, if a node was named.
     pub target: Option<NodeId>,
     /// Number of nodes that could have replicas, including nodes that are full or temporarily offline.
     pub places: usize,
@@ -119,37 +119,37 @@ pub struct ReplicaSet {
 /// Next step for an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReplicaStep {
-    /// No step: there are enough replicas.
+    /// No step: the object has enough replicas.
     Enough,
-    /// No step before a label has ended.
+    /// No step before a running label has ended.
     Wait,
-    /// Make another replica, or replace the corrupt replica of that node.
+    /// Make another replica on node `to`, or replace the corrupt replica of node `to`.
     Make {
-        /// Node that has a replica.
+        /// Node that holds the source replica.
         from: NodeId,
-        /// Node that is to have a replica.
+        /// Node that gets the replica.
         to: NodeId,
     },
-    /// Remove replicas that are surplus or are to be removed.
+    /// Delete replicas that are surplus or are to be deleted.
     Remove {
-        /// Nodes that lose their replicas.
+        /// Nodes whose replicas are deleted.
         goes: Vec<NodeId>,
-        /// Node whose replica stays and becomes the first one.
+        /// Node whose replica stays and becomes the first replica.
         first: NodeId,
     },
-    /// There are more replicas than wanted, but no replica may be removed before a node with a replica is online again.
+    /// The object has more replicas than wanted, but no replica may be deleted before a node with a replica is online again.
     Later,
-    /// No node that is online has a replica.
+    /// No online node has a replica of the object.
     NoSource,
-    /// No node that is online can take a replica.
+    /// No online node can take a replica of the object.
     NoPlace,
-    /// A moved replica has reached its target, but the replica at the source is still needed: no other node can hold the wanted number of
-    /// replicas.
+    /// A migrated replica has reached its target, but the replica at the source is still needed: no other node can hold the wanted number
+    /// of replicas.
     Stay,
 }
 
 impl ReplicaSet {
-    /// Returns the number of replicas that would remain if no replica under way succeeded and all replicas that are to be removed were removed.
+    /// Returns the number of replicas that would remain if every copy under way failed and all planned deletions were carried out.
     #[must_use]
     pub fn left(&self) -> usize {
         self.of(&[ReplicaState::Current]).count()
@@ -177,7 +177,7 @@ impl ReplicaSet {
         self.wanted.min(self.places).max(1)
     }
 
-    /// Returns whether replicas only change their places, so that no data is in danger.
+    /// Returns whether replicas only migrate between nodes, so that no data is in danger.
     #[must_use]
     pub fn only_migrates(&self) -> bool {
         let more = self.left() < self.has() || self.target.is_some();
@@ -201,7 +201,7 @@ impl ReplicaSet {
         wanted.map(|(node, _)| *node)
     }
 
-    /// Returns the next step, given the nodes that are online.
+    /// Returns the next step for the object, given the online nodes.
     #[must_use]
     pub fn next(&self, sites: &[OnlineNode]) -> ReplicaStep {
         let site = |node: NodeId| sites.iter().find(|site| site.node == node);
@@ -253,7 +253,7 @@ impl ReplicaSet {
         }
     }
 
-    /// Returns the next step if no other replica is to be made now. `up` lists the nodes that are online and have current replicas.
+    /// Returns the next step if no other replica is to be made now. `up` lists the online nodes that have current replicas.
     fn settled(&self, up: &[&OnlineNode]) -> Option<ReplicaStep> {
         let leaving: Vec<NodeId> = self
             .of(&[ReplicaState::Leaving, ReplicaState::FailedLeaving])
@@ -283,7 +283,7 @@ impl ReplicaSet {
         })
     }
 
-    /// Returns the node for another replica: a node on a host without a replica, if there is one.
+    /// Returns the node for another replica: a node on a host without a replica, if such a node exists.
     fn best<'a>(
         &self,
         takes: impl Iterator<Item = &'a OnlineNode>,
@@ -300,8 +300,8 @@ impl ReplicaSet {
         })
     }
 
-    /// Returns the step for corrupt replicas. A corrupt replica is rewritten where it is stored, so that the places of the object do not change.
-    /// If there are enough replicas without a corrupt replica, and it is not the first, it is removed instead.
+    /// Returns the step for corrupt replicas. A corrupt replica is rewritten on its node, so that the nodes of the object do not change. If
+    /// the object has enough replicas without a corrupt replica, and the corrupt replica is not the first, it is deleted instead.
     fn repair(&self, corrupt: &[&OnlineNode], from: Option<&OnlineNode>) -> Option<ReplicaStep> {
         let from = from?.node;
         let coming = self.of(&[ReplicaState::Coming]).count();
@@ -323,7 +323,7 @@ impl ReplicaSet {
         site.free_bytes >= self.size.saturating_add(RESERVE_BYTES)
     }
 
-    /// Records that a label now makes a replica on node `to`.
+    /// Records that a label is now making a replica on node `to`.
     pub fn comes(&mut self, to: NodeId) {
         match self.holders.iter_mut().find(|(node, _)| *node == to) {
             Some((_, state)) => *state = ReplicaState::Coming,
@@ -331,7 +331,7 @@ impl ReplicaSet {
         }
     }
 
-    /// Records that the replicas on `goes` are now being removed, and that the replica on `first`, which stays, is the first one.
+    /// Records that the replicas on the nodes `goes` are now being deleted, and that the replica on node `first` becomes the first one.
     pub fn go(&mut self, goes: &[NodeId], first: NodeId) {
         for (node, state) in &mut self.holders {
             if goes.contains(node) {
@@ -349,7 +349,7 @@ impl ReplicaSet {
         RandomSource::seeded(self.object.0 ^ node).next_u64()
     }
 
-    /// Returns the step that removes surplus replicas: never the first replica, and preferably a replica that shares its host with another one.
+    /// Returns the step that deletes surplus replicas: never the first, and preferably a replica that shares its host with another.
     fn surplus(&self, up: &[&OnlineNode]) -> ReplicaStep {
         let first = self.holders.first().map(|(node, _)| *node);
         let mut stays: Vec<&OnlineNode> = up.to_vec();
@@ -481,7 +481,7 @@ mod tests {
     }
 
     #[test]
-    fn objects_spread_over_equal_nodes() {
+    fn replicas_of_objects_spread_over_equal_nodes() {
         let many = sites(&["a", "b", "c", "d", "e"]);
         let mut counts = [0; 5];
         for object in 0..400 {
@@ -633,7 +633,7 @@ mod tests {
     }
 
     #[test]
-    fn move_uses_only_its_target() {
+    fn migration_copies_replica_only_to_its_target() {
         let mut all = sites(&["a", "b", "c"]);
         let mut moved = ReplicaSet {
             target: Some(NodeId(2)),
@@ -659,7 +659,7 @@ mod tests {
         assert_eq!(moved.next(&all), ReplicaStep::NoPlace);
     }
 
-    /// For all behaviour of the nodes, the steps lead to replicas at the wanted places, and at least one replica exists at all times.
+    /// For any behaviour of the nodes, the steps lead to replicas on the wanted nodes, and at least one replica exists at all times.
     #[test]
     fn replica_steps_reach_wanted_count_and_never_lose_last_replica() {
         for seed in 0..2000 {

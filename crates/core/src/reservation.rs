@@ -1,21 +1,21 @@
-//! Reservations in the burst tier: computes the space of a node in which new files may begin, given its free space, the files that are
-//! being written, and the reservations. This module does no I/O.
+//! Reservations in the burst tier: computes the space of a node in which new files may begin, given the node's free space, the files that
+//! are being written, and the reservations. This module does no I/O.
 
 use crate::layout::RESERVE_BYTES;
 
-/// Reservation on a node, and its use.
+/// Reservation of space on a node, and its use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SpaceReservation {
-    /// Reserved size, in bytes.
+    /// Reserved space, in bytes.
     pub bytes: u64,
-    /// Size of closed files on the node that count to the reservation until they leave the node, in bytes.
+    /// Size of closed files on the node that count towards the reservation until they leave the node, in bytes.
     pub used: u64,
     /// Number of files that are being written within the reservation.
     pub open: u64,
 }
 
 impl SpaceReservation {
-    /// Returns the part that closed files have not used, in bytes.
+    /// Returns the part of the reservation that closed files have not used, in bytes.
     #[must_use]
     pub fn left(&self) -> u64 {
         self.bytes.saturating_sub(self.used)
@@ -25,8 +25,8 @@ impl SpaceReservation {
         self.open.saturating_mul(RESERVE_BYTES)
     }
 
-    /// Returns the space in which no other file may begin, in bytes. It is a little more than the unused part: the last file of a
-    /// reservation needs space to begin, and so does a file that begins after another has left.
+    /// Returns the space in which no file outside of the reservation may begin, in bytes. It is a little more than the unused part: the
+    /// last file of a reservation needs space to begin, and so does a file that begins after another file has left the node.
     #[must_use]
     pub fn aside(&self) -> u64 {
         let left = self.left().saturating_add(RESERVE_BYTES);
@@ -42,20 +42,20 @@ impl SpaceReservation {
     }
 }
 
-/// Space of a node of the tier.
+/// Space of a node of the burst tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierSpace {
-    /// Free space in the last report of its device, in bytes.
+    /// Free space in the last report of the node's device, in bytes.
     pub free: u64,
-    /// Size of files that were closed since that report, in bytes.
+    /// Size of files that were closed since the last report of the node's device, in bytes.
     pub unheard: u64,
     /// Number of files that are being written outside of reservations.
     pub open: u64,
 }
 
 impl TierSpace {
-    /// Returns the space in which new files outside of reservations may not begin, in bytes: the space set aside for files that are being
-    /// written, and the reservations.
+    /// Returns the space in which new files outside of reservations may not begin, in bytes: the reservations and the space set aside for
+    /// files that are being written.
     #[must_use]
     pub fn aside(&self, reservations: &[SpaceReservation]) -> u64 {
         let open = self.open.saturating_mul(RESERVE_BYTES);
@@ -65,20 +65,20 @@ impl TierSpace {
             .fold(open, u64::saturating_add)
     }
 
-    /// Returns the space for a new file within a reservation that takes it, in bytes: files of other users do not count.
+    /// Returns the space for a new file within a reservation that has space for it, in bytes: files of other users do not count.
     #[must_use]
     pub fn within(&self) -> u64 {
         self.free.saturating_sub(self.unheard)
     }
 
-    /// Returns the space for any other new file, in bytes.
+    /// Returns the space for a new file outside of reservations, in bytes.
     #[must_use]
     pub fn beside(&self, reservations: &[SpaceReservation]) -> u64 {
         self.within().saturating_sub(self.aside(reservations))
     }
 
-    /// Returns the number of bytes that are missing for one more reservation, even after all evictable files are evicted. `coming` bytes are
-    /// about to be copied to the node.
+    /// Returns the number of bytes that are missing for one more reservation, even after all evictable files are evicted. `coming` bytes
+    /// are about to be copied to the node.
     #[must_use]
     pub fn missing(
         &self,
@@ -147,14 +147,14 @@ mod tests {
         );
     }
 
-    /// File on a node, within a reservation or outside.
+    /// File on a node, within a reservation or outside of reservations.
     #[derive(Clone, Copy, Debug)]
     struct File {
         reservation: Option<usize>,
         bytes: u64,
     }
 
-    /// A node whose users stay within their reservations, or otherwise within the space set aside for an open file.
+    /// Model of a node whose users stay within their reservations, or otherwise within the space set aside for an open file.
     #[derive(Debug, Default)]
     struct ReservationModel {
         free: u64,

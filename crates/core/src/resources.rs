@@ -1,9 +1,9 @@
-//! Cores, memory and named resources: the needs of a running task, the offers of a node, and the ledger of free resources. Nodes and
-//! the simulator use the same ledger, so that plans match reality. This module does no I/O.
+//! Cores, memory and named resources: the resources that a running task needs, that a node offers, and the ledger of free resources. Nodes
+//! and the simulator use the same ledger, so that plans match reality. This module does no I/O.
 //!
 //! **Order.** Labels start in the order of their arrival. If a resource that a label needs is not free, the label reserves the free part of
-//! this resource against all later labels ([`first_to_start`]). No later label overtakes it on a resource that it waits for, so the label
-//! starts at the latest when all labels that ran before have ended. Resources that the label does not need are not reserved.
+//! this resource against all later labels ([`first_to_start`]). No later label overtakes the label on a resource that it waits for, so the
+//! label starts at the latest when all labels that ran before have ended. Resources that the label does not need are not reserved.
 
 use crate::id::NodeId;
 use crate::runtime_environment::named;
@@ -16,11 +16,11 @@ pub const CORES_MAX: u32 = 4096;
 pub const LIGHT_MAX: u32 = 8;
 /// Maximum number of named resources of a task or of a node.
 pub const NAMES_MAX: usize = 64;
-/// Maximum amount of one named resource.
+/// Maximum amount of one named resource of a task or of a node.
 pub const AMOUNT_MAX: u64 = 1_000_000_000;
 /// Maximum length of a resource's name, in bytes.
 pub const NAME_BYTES_MAX: usize = 64;
-/// Maximum number of labels that are searched for one that can start while earlier ones can't.
+/// Maximum number of labels that are searched for a label that can start while earlier labels can't.
 pub const LOOKS_MAX: usize = 256;
 
 /// Returns whether a resource may have this name: letters, digits, `-`, `_` and single dots between them. `cores` and `memory` are
@@ -73,11 +73,11 @@ pub fn parse(text: &str) -> Result<BTreeMap<String, u64>, String> {
 /// Resources that a task takes on its node while it runs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Needs {
-    /// Number of cores; 0 for a task that computes next to nothing.
+    /// Number of cores that the task takes; 0 for a task that computes next to nothing.
     pub cores: u32,
-    /// Memory, in bytes; 0 if the task does not specify it, and none is reserved for the task.
+    /// Memory that the task takes, in bytes; 0 if the task does not specify its memory: none is reserved for the task.
     pub memory_bytes: u64,
-    /// Amount of each named resource; no amount is 0.
+    /// Amount of each named resource that the task takes; no amount is 0.
     pub named: BTreeMap<String, u64>,
 }
 
@@ -92,7 +92,7 @@ impl Default for Needs {
 }
 
 impl Needs {
-    /// Returns whether the task needs nothing but cores.
+    /// Returns whether the task needs only cores.
     #[must_use]
     pub fn only_cores(&self) -> bool {
         self.memory_bytes == 0 && self.named.is_empty()
@@ -100,7 +100,7 @@ impl Needs {
 }
 
 impl fmt::Display for Needs {
-    /// Formats the needs in the notation of job scripts.
+    /// Formats the needed resources in the notation of job scripts.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cores = {}", self.cores)?;
         if self.memory_bytes > 0 {
@@ -117,11 +117,11 @@ impl fmt::Display for Needs {
 /// Resources of a node for the tasks that it runs at once.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Offers {
-    /// Number of cores.
+    /// Number of cores that the node offers.
     pub cores: u32,
-    /// Memory, in bytes; 0 if the node does not specify it, and no task is refused for lack of memory.
+    /// Memory that the node offers, in bytes; 0 if the node does not specify it: no task is refused for lack of memory.
     pub memory_bytes: u64,
-    /// Amount of each named resource.
+    /// Amount of each named resource that the node offers.
     pub named: BTreeMap<String, u64>,
 }
 
@@ -135,7 +135,7 @@ impl Offers {
         }
     }
 
-    /// Returns the first resource that the node can't offer in the needed amount, even when it is idle.
+    /// Returns the first resource that the node can't offer in the needed amount, even when the node is idle.
     #[must_use]
     pub fn lacks(&self, needs: &Needs) -> Option<ScarceResource> {
         // A node that offers no cores runs no task, not even one that needs no core.
@@ -164,14 +164,14 @@ impl Offers {
     }
 }
 
-/// Resource that is too scarce.
+/// Resource for which a node's offer is less than a task's need.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScarceResource {
     /// `cores`, `memory` or the name of a resource.
     pub what: String,
-    /// Needed amount.
+    /// Amount of the resource that the task needs.
     pub needs: u64,
-    /// Offered amount.
+    /// Amount of the resource that the node offers.
     pub offered: u64,
 }
 
@@ -186,19 +186,19 @@ impl ScarceResource {
     }
 }
 
-/// Ledger of one node: its offers and the free part of them.
+/// Ledger of one node: its offered resources and the free part of them.
 #[derive(Clone, Debug)]
 pub struct ResourceLedger {
     offers: Offers,
     free: FreeResources,
 }
 
-/// Free resources.
+/// Free resources of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct FreeResources {
     cores: u32,
     light: u32,
-    /// Free memory, in bytes; `None` if it is not counted.
+    /// Free memory, in bytes; `None` if memory is not counted.
     memory_bytes: Option<u64>,
     named: BTreeMap<String, u64>,
 }
@@ -226,7 +226,7 @@ impl FreeResources {
                 .all(|(name, amount)| free(name) >= *amount)
     }
 
-    /// Takes as much of the needs as is free.
+    /// Reserves as much of the needed resources as is free.
     fn keep(&mut self, needs: &Needs) {
         self.cores = self.cores.saturating_sub(needs.cores);
         self.light = self.light.saturating_sub(u32::from(needs.cores == 0));
@@ -241,7 +241,7 @@ impl FreeResources {
     }
 }
 
-/// Returns the free amount after `amount` is returned, which is never more than the total.
+/// Returns the free amount after `amount` is given back, which is never more than the total.
 fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
     let free = free.saturating_add(amount);
     debug_assert!(free <= all, "more is given back than was taken");
@@ -249,26 +249,26 @@ fn back<N: TryFrom<u64> + Default>(free: u64, amount: u64, all: u64) -> N {
 }
 
 impl ResourceLedger {
-    /// Returns a ledger with nothing taken.
+    /// Returns a ledger in which all resources are free.
     #[must_use]
     pub fn new(offers: Offers) -> Self {
         let free = FreeResources::of(&offers);
         Self { offers, free }
     }
 
-    /// Returns the total resources.
+    /// Returns the total resources of the node.
     #[must_use]
     pub fn offers(&self) -> &Offers {
         &self.offers
     }
 
-    /// Returns whether all needs are free.
+    /// Returns whether all needed resources are free.
     #[must_use]
     pub fn has(&self, needs: &Needs) -> bool {
         self.free.has(needs)
     }
 
-    /// Takes the needs if all of them are free, and nothing otherwise. Returns whether the needs were taken.
+    /// Takes the needed resources if all of them are free, and nothing otherwise. Returns whether they were taken.
     #[must_use]
     pub fn take(&mut self, needs: &Needs) -> bool {
         let has = self.has(needs);
@@ -278,7 +278,7 @@ impl ResourceLedger {
         has
     }
 
-    /// Returns taken needs to the ledger.
+    /// Gives taken resources back to the ledger.
     pub fn give_back(&mut self, needs: &Needs) {
         let Self { offers, free } = self;
         free.cores = back(free.cores.into(), needs.cores.into(), offers.cores.into());
@@ -294,7 +294,7 @@ impl ResourceLedger {
         }
     }
 
-    /// Returns whether nothing is taken.
+    /// Returns whether no resource is taken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.free == FreeResources::of(&self.offers)
@@ -306,7 +306,7 @@ impl ResourceLedger {
 }
 
 /// Returns the first wanted label, in their order, that can start with the free resources that are not reserved for earlier labels. `light`
-/// tells whether some of the labels may need no core: without it, the search ends when no core is free.
+/// is true if some of the labels may need no core: if it is false, the search ends when no core is free.
 pub fn first_to_start<'a, K>(
     ledger: &ResourceLedger,
     labels: impl Iterator<Item = (K, &'a Needs)>,
@@ -331,12 +331,12 @@ pub fn first_to_start<'a, K>(
     None
 }
 
-/// Requirements of a task on its node, apart from its inputs.
+/// Requirements of a task on its node, except its inputs.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct TaskRequirements {
-    /// Cores, memory and named resources.
+    /// Cores, memory and named resources that the task needs.
     pub needs: Needs,
-    /// Programs of the host, in order, each once, and directories of the host, each with a slash at the end.
+    /// Programs of the host, sorted, without duplicates, and directories of the host, each with a slash at the end.
     pub programs: Vec<String>,
 }
 
@@ -359,12 +359,12 @@ pub struct NodeOffer {
     pub server_cores: bool,
     /// Resources of the node.
     pub offers: Offers,
-    /// Those of the requested programs and directories that the node has, and all directories that it exposes; `None` if it has not reported
-    /// them.
+    /// Requested programs and directories that the node has, and all directories that the node exposes; `None` if the node has not reported
+    /// any.
     pub programs: Option<BTreeSet<String>>,
 }
 
-/// Returns the reason for which no node can ever run a task, for people. Returns `None` if a node can run it, or if this is unknown.
+/// Returns the reason for which no node can ever run a task, for people. Returns `None` if a node can run the task, or if this is unknown.
 #[must_use]
 pub fn why_nowhere(
     wants: &TaskRequirements,
@@ -442,7 +442,7 @@ pub fn why_nowhere(
     ))
 }
 
-/// Lists the directories that nodes expose to tasks that request them.
+/// Returns a list of the directories that nodes expose to tasks that request them.
 fn offered(places: &[NodeOffer]) -> String {
     let programs = places.iter().filter_map(|place| place.programs.as_ref());
     let directories = programs.flatten().filter_map(|name| name.strip_suffix('/'));
@@ -510,7 +510,7 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn lack_names_resource_with_needed_and_offered_amount() {
+    fn missing_resource_is_named_with_needed_and_offered_amount() {
         let lack = |needs: Needs| {
             offers(4, 100, 2)
                 .lacks(&needs)
@@ -610,7 +610,7 @@ pub(crate) mod tests {
     }
 
     proptest! {
-        /// For any order of takes and returns: no more than the resources are taken, and all resources are free in the end.
+        /// For any order of takes and returns: no more than the node's resources are taken, and all resources are free in the end.
         #[test]
         fn resource_ledger_never_overdraws_and_gets_all_back(
             steps in proptest::collection::vec((any::<bool>(), 0_u32..6, 0_u64..150, 0_u64..4), 0..100),

@@ -1,7 +1,7 @@
-//! Environment of a task apart from its files: environment variables, directories of programs, and directories of its node's host, such as `/sw`
-//! or a virtual environment.
+//! Environment of a task apart from its files: environment variables, directories of programs, and directories of the node's host, such as
+//! `/sw` or a virtual environment.
 //!
-//! Nodes report the programs and directories of their host by name; names of directories have a slash at the end.
+//! Nodes report the programs and directories of their host by name; the name of a directory has a slash at the end.
 
 use crate::label::Kernel;
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::fmt;
 
 /// Maximum number of directories of one task.
 pub const DIRECTORIES_MAX: usize = 64;
-/// Maximum size of one task's environment, in bytes.
+/// Maximum size of a task's environment, in bytes.
 pub const BYTES_MAX: usize = 128 << 10;
 /// Maximum size of the environments of all tasks of a job together, in bytes.
 pub const JOB_BYTES_MAX: usize = 64 << 20;
@@ -17,29 +17,29 @@ pub const JOB_BYTES_MAX: usize = 64 << 20;
 /// Maximum number of programs to look for per job, counted once for each directory of a `path`.
 pub const LOOKS_MAX: usize = 10_000;
 
-/// Variable of a task that may read all of its inputs completely, whatever selection it sees as files. The node sets it to the pipes for
-/// these reads.
+/// Environment variable of a task that may read all of its inputs completely, whatever selection it sees as files. The node sets the
+/// variable to the names of the pipes for these reads.
 pub const READS: &str = "TIDEMILL_READ";
 
-/// Variable of a task that runs as one process on each node with a part of its input.
+/// Environment variable of a task that runs as one process on each node with a part of its input.
 pub const RANKS: &str = "TIDEMILL_MPI";
 
-/// Variables that the node sets itself.
+/// Environment variables that only the node sets.
 const OWN_VARIABLES: [&str; 4] = ["HOME", "PATH", "PWD", "TMPDIR"];
 
-/// Environment of a task; see the module.
+/// Environment of a task, except its files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuntimeEnvironment {
-    /// Environment variables.
+    /// Environment variables of the task.
     pub environment: BTreeMap<String, String>,
-    /// Absolute paths of directories that are searched for programs before those of the node; the task may read them, too.
+    /// Absolute paths of directories that are searched for programs before the node's directories, and that the task may read.
     pub path: Vec<String>,
     /// Absolute paths of directories of the node's host that the task may read.
     pub directories: Vec<String>,
 }
 
 impl RuntimeEnvironment {
-    /// Returns whether the environment is only the one that every task has.
+    /// Returns whether the task adds nothing to the environment that every task has.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
@@ -57,7 +57,7 @@ impl RuntimeEnvironment {
         self.environment.contains_key(RANKS)
     }
 
-    /// Returns the size of the environment, in bytes.
+    /// Returns the size of the environment as stored, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let variables = self.environment.iter();
@@ -68,7 +68,7 @@ impl RuntimeEnvironment {
             .sum()
     }
 
-    /// Returns the directories of the host that the task may read, those of `path` first.
+    /// Returns the directories of the host that the task may read, the directories of `path` first.
     pub fn shown(&self) -> impl Iterator<Item = &str> {
         self.path
             .iter()
@@ -76,7 +76,7 @@ impl RuntimeEnvironment {
             .map(String::as_str)
     }
 
-    /// Returns the requirements of this kernel on the node's host: programs, then directories.
+    /// Returns the requirements of `kernel` in this environment on the node's host: programs, then directories.
     #[must_use]
     pub fn wanted(&self, kernel: &Kernel) -> Vec<String> {
         let mut wanted = kernel.programs();
@@ -84,7 +84,7 @@ impl RuntimeEnvironment {
         wanted
     }
 
-    /// Merges this environment with that of the whole job: its own variables take precedence, and its own directories of programs come first.
+    /// Merges this environment with the environment of the whole job: the task's variables take precedence, and its directories come first.
     #[must_use]
     pub fn over(mut self, job: &Self) -> Self {
         for (name, value) in &job.environment {
@@ -129,7 +129,7 @@ pub fn named(name: &str) -> String {
     }
 }
 
-/// Returns the reason for which a task can't have a variable of this name; `None` if it can.
+/// Returns the reason for which a task can't have an environment variable of this name; `None` if it can.
 #[must_use]
 pub fn refusal(name: &str) -> Option<&'static str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || c == '_';

@@ -1,25 +1,25 @@
 //! Score of a node for a task that may run on any node: the weighted mean of availability, capacity, load, speed and energy (LABIOS
 //! §3.3.3, "worker score", and its Table 2).
 //!
-//! A node reports only properties that it alone knows: its free capacity, and its configured speed and power. The dispatcher knows the load better,
-//! since it has sent the waiting labels. So a node with wrong reports can attract no more than its queue takes. Weights belong to a job, so the
-//! dispatcher computes the score. All numbers are in thousandths, so that the same view gives the same score everywhere.
+//! A node reports only properties that it alone knows: its free capacity, and its configured speed and power. The dispatcher knows the load
+//! better, since it has sent the waiting labels. So a node with wrong reports attracts no more labels than its queue accepts. Weights
+//! belong to a job, so the dispatcher computes the score. All numbers are in thousandths: the same view gives the same score everywhere.
 
 use std::fmt;
 use std::str::FromStr;
 
-/// Highest class of speed and of energy.
+/// Highest class of speed and of energy of a node.
 pub const CLASS_MAX: u8 = 5;
-/// Score of one.
+/// The score 1, in thousandths.
 pub const ONE: u16 = 1000;
-/// Largest weight, in thousandths.
+/// Maximum weight of a property, in thousandths.
 pub const WEIGHT_MAX: u32 = 1_000_000;
-/// Number of equal ranges of scores; scores within one range count as equal.
+/// Number of equal ranges into which scores are divided; scores within the same range count as equal.
 pub const BUCKETS: u16 = 50;
 
-/// Lower bounds of the classes of a device's rate, in bytes per second (LABIOS §3.3.3 names the first two and the last).
+/// Lower bounds of the speed classes of a device, in bytes per second (LABIOS §3.3.3 names the first two and the last).
 const SPEEDS: [u64; 4] = [200_000_000, 550_000_000, 1_500_000_000, 3_500_000_000];
-/// Upper bounds of the classes of power at full load, in thousandths of a watt, from the highest class down.
+/// Upper bounds of the energy classes, as power at full load in thousandths of a watt, from the highest class down.
 const POWERS: [u64; 4] = [10_000, 50_000, 150_000, 400_000];
 
 /// Returns the class of a device with this rate in bytes per second: 1 to [`CLASS_MAX`], the fastest; 0 if no rate is configured.
@@ -31,7 +31,7 @@ pub fn speed_class(bytes_per_sec: u64) -> u8 {
     1 + count(SPEEDS.iter().filter(|&&from| bytes_per_sec > from))
 }
 
-/// Returns the class of a node with this power at full load in thousandths of a watt: 1 to [`CLASS_MAX`], the thriftiest; 0 if no power
+/// Returns the class of a node with this power at full load in thousandths of a watt: 1 to [`CLASS_MAX`], the lowest power; 0 if no power
 /// is configured.
 #[must_use]
 pub fn energy_class(watts_milli: u64) -> u8 {
@@ -45,18 +45,18 @@ fn count(few: impl Iterator) -> u8 {
     u8::try_from(few.count()).unwrap_or(CLASS_MAX)
 }
 
-/// Properties from which a score is computed.
+/// Properties from which the score of a node is computed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ScoreInputs {
-    /// Whether a core is idle.
+    /// Whether a core of the node is idle.
     pub available: bool,
-    /// Free share of its capacity, in thousandths; 0 if it has no capacity.
+    /// Free share of the node's capacity, in thousandths; 0 if the node has no capacity.
     pub capacity: u16,
-    /// Queue fill level, in thousandths of capacity.
+    /// Fill level of the node's queue, in thousandths of the queue's capacity.
     pub load: u16,
-    /// Class of speed; 0 if no speed is configured, which counts as the lowest class.
+    /// Speed class of the node's device; 0 if no speed is configured, which counts as the lowest class.
     pub speed: u8,
-    /// Class of energy; 0 if no power is configured, which counts as the lowest class.
+    /// Energy class of the node; 0 if no power is configured, which counts as the lowest class.
     pub energy: u8,
 }
 
@@ -70,7 +70,7 @@ pub fn share(part: u64, whole: u64) -> u16 {
     u16::try_from(share).unwrap_or(ONE).min(ONE)
 }
 
-/// Weights of the five properties, in thousandths. At least one is not zero.
+/// Weights of the five properties of a node, in thousandths. At least one weight is not zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Weights {
     availability: u32,
@@ -80,25 +80,25 @@ pub struct Weights {
     energy: u32,
 }
 
-/// Error of weights.
+/// Error in the text of weights.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WeightsError {
-    /// A name is none of the five properties, and no profile.
+    /// A name is neither one of the five properties nor a profile.
     #[error(
         "`{0}` is neither a profile (low-latency, energy, bandwidth) nor NAME=WEIGHT with one of availability, capacity, load, speed, energy"
     )]
     Name(String),
-    /// A value is no weight.
+    /// A value is not a valid weight.
     #[error(
         "the weight of {name} is `{value}`; it must be a number from 0 to 1000 with at most three decimals"
     )]
     Value {
-        /// Name of the property.
+        /// Name of the property with the invalid value.
         name: String,
-        /// Value in the text.
+        /// Invalid value in the text.
         value: String,
     },
-    /// A weight is given twice.
+    /// The weight of a property is given twice.
     #[error("the weight of {0} is set twice")]
     Twice(String),
     /// All weights are zero.
@@ -107,7 +107,7 @@ pub enum WeightsError {
 }
 
 impl Weights {
-    /// Profile "low latency" of Table 2.
+    /// Weights of the profile "low latency" of Table 2.
     pub const LOW_LATENCY: Self = Self {
         availability: 500,
         capacity: 0,
@@ -115,7 +115,7 @@ impl Weights {
         speed: 150,
         energy: 0,
     };
-    /// Profile "energy savings" of Table 2.
+    /// Weights of the profile "energy savings" of Table 2.
     pub const ENERGY: Self = Self {
         availability: 0,
         capacity: 150,
@@ -123,7 +123,7 @@ impl Weights {
         speed: 150,
         energy: 500,
     };
-    /// Profile "high bandwidth" of Table 2.
+    /// Weights of the profile "high bandwidth" of Table 2.
     pub const BANDWIDTH: Self = Self {
         availability: 0,
         capacity: 150,
@@ -132,8 +132,8 @@ impl Weights {
         energy: 0,
     };
 
-    /// Returns the score of a node, in thousandths: the weighted mean of its five properties. A queue counts by its free share, and a
-    /// class by its share of the highest class.
+    /// Returns the score of a node, in thousandths: the weighted mean of the node's five properties. A queue counts by its free share, and
+    /// a class by its share of the highest class.
     #[must_use]
     pub fn score(&self, of: &ScoreInputs) -> u16 {
         let class = |class: u8| u16::from(class.min(CLASS_MAX)) * (ONE / u16::from(CLASS_MAX));
@@ -152,7 +152,7 @@ impl Weights {
     }
 }
 
-/// Returns the bucket of a score.
+/// Returns the index of the range ([`BUCKETS`]) that contains a score.
 #[must_use]
 pub fn bucket(score: u16) -> u16 {
     score.min(ONE) / (ONE / BUCKETS)
@@ -161,7 +161,7 @@ pub fn bucket(score: u16) -> u16 {
 impl FromStr for Weights {
     type Err = WeightsError;
 
-    /// Parses a profile of Table 2, or `load=2,speed=0.5`: a property that is not named has no weight.
+    /// Parses a profile of Table 2, or `load=2,speed=0.5`: a property that is not named has the weight 0.
     fn from_str(text: &str) -> Result<Self, WeightsError> {
         match text {
             "low-latency" => return Ok(Self::LOW_LATENCY),
@@ -198,7 +198,7 @@ impl FromStr for Weights {
     }
 }
 
-/// Parses digits, and up to three digits after a decimal point.
+/// Parses a decimal number with up to three digits after the point, as thousandths.
 fn thousandths(text: &str) -> Option<u32> {
     let (whole, part) = text.split_once('.').unwrap_or((text, "0"));
     let digits = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
@@ -232,7 +232,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classes_are_those_of_labios_and_zero_means_unknown() {
+    fn score_classes_match_labios_and_zero_means_unknown() {
         let speeds = [0, 1, 200, 201, 550, 1_500, 3_500, 3_501, 90_000];
         let speeds = speeds.map(|mega| speed_class(mega * 1_000_000));
         assert_eq!(speeds, [0, 1, 1, 2, 2, 3, 4, 5, 5]);
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn profiles_are_those_of_table_2() {
+    fn score_profiles_match_labios_table_2() {
         let standing = ScoreInputs {
             available: true,
             capacity: 500,
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn weights_refuse_zero_non_finite_and_unknown_values() {
+    fn score_weights_refuse_zero_non_finite_and_unknown_values() {
         let refused = |text: &str| text.parse::<Weights>().unwrap_err().to_string();
         assert!(refused("load=0,speed=0.000").contains("all weights are zero"));
         for bad in [
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn score_is_bounded_for_any_claim() {
+    fn score_is_bounded_for_any_reported_properties() {
         let lie = ScoreInputs {
             available: true,
             capacity: u16::MAX,

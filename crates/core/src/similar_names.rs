@@ -1,10 +1,10 @@
-//! Names that were probably meant: "did you mean". One measure serves settings of scripts, keys of planning files, files that jobs wait for
-//! and paths on the command line.
+//! Names that were probably meant, for "did you mean" in errors. One measure serves settings of scripts, keys of planning files, files that
+//! jobs wait for and paths on the command line.
 
 /// Returns the name among `valid` that `name` was probably meant to be.
 #[must_use]
 pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
-    /// Maximum length of a misspelt name; longer names count as different names.
+    /// Maximum number of characters of a misspelt name; longer names count as different names.
     const MAX_CHARS: usize = 64;
     if name.chars().count() > MAX_CHARS {
         return None;
@@ -18,7 +18,7 @@ pub fn nearest(name: &str, valid: &[&str]) -> Option<String> {
     (common && edits <= 1 + best.len() / 4).then(|| best.to_owned())
 }
 
-/// Returns the middle of an error about an unknown name, between the name and "may have: …".
+/// Returns the middle part of an error about an unknown name, between the name and "may have: …".
 pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
     match nearest {
         Some(nearest) => format!("; did you mean \"{nearest}\"? It"),
@@ -26,7 +26,7 @@ pub(crate) fn did_you_mean(nearest: Option<&str>) -> String {
     }
 }
 
-/// Returns the nearest name of a file like [`nearest`]: `part-2` is not `part-1` misspelt.
+/// Returns the nearest name of a file, like [`nearest`], but treats numbered names as different: `part-2` is not `part-1` misspelt.
 #[must_use]
 pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
     let plain = |name: &str| name.replace(|c: char| c.is_ascii_digit(), "");
@@ -38,15 +38,15 @@ pub fn nearest_file(name: &str, files: &[&str]) -> Option<String> {
     nearest(name, &likely)
 }
 
-/// Maximum number of misspelt parts of one path.
+/// Maximum number of misspelt components of one path.
 const CORRECTED_MAX: usize = 3;
 
-/// Maximum number of parts of a path that is searched: each part needs a look at all earlier ones.
+/// Maximum number of components of a path that is searched: each component needs a look-up in its directory.
 pub const PARTS_MAX: usize = 64;
 
-/// Returns the path that was probably meant by a path that does not exist: each missing part is replaced by the nearest name in its directory.
-/// `there` returns whether a full path exists, and `siblings` lists the names in the directory of a full path; both with the rights of the
-/// caller. Returns `None` if no name is near, if the path exists, or if it has more than [`PARTS_MAX`] parts.
+/// Returns the path that was probably meant by a path that does not exist: each missing component is replaced by the nearest name in its
+/// directory. `there` returns whether a full path exists, and `siblings` lists the names in the directory of a full path; both use the
+/// rights of the caller. Returns `None` if no name is near, if the path exists, or if it has more than [`PARTS_MAX`] components.
 #[must_use]
 pub fn nearest_path(
     path: &str,

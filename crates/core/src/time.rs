@@ -1,7 +1,7 @@
-//! Time as integer nanoseconds. The driver of this crate defines the zero: the server counts from the Unix epoch, a simulator from the
+//! Time as integer nanoseconds. The driver of this crate defines time zero: the server counts from the Unix epoch, a simulator from the
 //! start of its run.
 
-/// A point in time, in nanoseconds since the driver's zero.
+/// Point in time, in nanoseconds since the driver's time zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct Time(pub u64);
 
@@ -18,19 +18,19 @@ impl Time {
 }
 
 impl Span {
-    /// Converts whole milliseconds.
+    /// Returns the span of this number of milliseconds.
     #[must_use]
     pub const fn from_millis(millis: u64) -> Self {
         Self(millis.saturating_mul(1_000_000))
     }
 
-    /// Converts whole seconds.
+    /// Returns the span of this number of seconds.
     #[must_use]
     pub const fn from_secs(secs: u64) -> Self {
         Self(secs.saturating_mul(1_000_000_000))
     }
 
-    /// Returns the length in seconds, for display and statistics only.
+    /// Returns the length of the span in seconds, for display and statistics only.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "display only")]
     pub fn as_secs_f64(self) -> f64 {

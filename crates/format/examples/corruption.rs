@@ -1,4 +1,4 @@
-//! Reads any number of corrupt files: `corruption RUNS [SEED]`. Each is a file of tests/fixtures with some bytes changed.
+//! Reads any number of corrupt files: `corruption RUNS [SEED]`. Each corrupt file is a file of tests/fixtures with some bytes changed.
 #![allow(
     clippy::unwrap_used,
     clippy::print_stdout,
@@ -13,22 +13,22 @@ use std::path::Path;
 use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, IndexRange, VariableSource, pieces, read};
 
-/// Maximum number of bytes that a reader may fetch for a header, or for an index of chunks. The reader's own limit is half of it, and
-/// pages are fetched completely.
+/// Maximum number of bytes that a reader may fetch for a header, or for an index of chunks. The reader's own limit is half of this number,
+/// and pages are fetched completely.
 const FETCHED_MAX: u64 = 2 << 30;
 /// Number of pieces of each variable that are examined.
 const PIECES: usize = 64;
 
-/// Pseudo-random numbers (xorshift).
+/// Pseudorandom numbers (xorshift).
 pub(crate) struct DamageRandom(u64);
 
 impl DamageRandom {
-    /// Returns the same sequence for the same seed.
+    /// Returns a generator; the same seed gives the same sequence.
     pub(crate) fn new(seed: u64) -> Self {
         Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
     }
 
-    /// Returns a number below `end`.
+    /// Returns a pseudorandom number below `end`.
     pub(crate) fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -37,7 +37,7 @@ impl DamageRandom {
     }
 }
 
-/// Returns the intact files, with their names.
+/// Returns the intact fixture files, with their names.
 pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures");
     let mut files: Vec<(String, Vec<u8>)> = directory
@@ -56,8 +56,8 @@ pub(crate) fn fixtures() -> Vec<(String, Vec<u8>)> {
     files
 }
 
-/// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most corruption is near bytes that look like a
-/// header.
+/// Returns a file with some bytes changed or its end cut off. Some new bytes look like sizes. Most corruption is near bytes that look like
+/// a header.
 pub(crate) fn corrupt(file: &[u8], chance: &mut DamageRandom) -> Vec<u8> {
     let mut file = file.to_vec();
     for _ in 0..=chance.below(6) {

@@ -1,15 +1,15 @@
-//! Access of readers to bytes: reads are few and limited, and each is checked against the end of the file.
+//! Access of format readers to bytes: reads are few and limited, and each read is checked against the end of the file.
 
 use std::collections::BTreeMap;
 use std::io;
 
 use crate::{Error, Result};
 
-/// File on any kind of storage.
+/// File on any kind of storage, as a format reader accesses it.
 pub trait Bytes {
-    /// Returns the size in bytes.
+    /// Returns the size of the file in bytes.
     fn size(&self) -> u64;
-    /// Fills `into` with the bytes at `offset`. Callers request only bytes before the end.
+    /// Fills `into` with the file's bytes at `offset`. Callers request only bytes before the end of the file.
     ///
     /// # Errors
     /// If the bytes cannot be read.
@@ -55,14 +55,14 @@ impl Bytes for std::fs::File {
 const PAGE: u64 = 16 << 10;
 /// Maximum number of cached pages.
 const PAGES_MAX: usize = 256;
-/// Maximum size of a piece of a header, in bytes.
+/// Maximum number of bytes of one read from a header.
 pub(crate) const READ_MAX: u64 = 32 << 20;
 /// Maximum number of bytes that one pass over a header may read, including repeated reads. It also limits the data that readers keep.
 pub(crate) const LOOKED_AT_MAX: u64 = 128 << 20;
-/// Maximum number of pieces that one pass over a header may read.
+/// Maximum number of reads in one pass over a header.
 const LOOKS_MAX: u64 = 2 << 20;
 
-/// Bytes with a limit on reads, through cached pages.
+/// Bytes of a file with a limit on reads, through cached pages.
 pub(crate) struct LimitedBytes<'a> {
     bytes: &'a dyn Bytes,
     size: u64,
@@ -86,7 +86,7 @@ impl<'a> LimitedBytes<'a> {
         self.size
     }
 
-    /// Counts data that a reader keeps in addition to the bytes that it read.
+    /// Counts data that a reader keeps in addition to the bytes that it has read.
     pub(crate) fn charge(&mut self, bytes: u64) -> Result<()> {
         self.bytes_left = self.bytes_left.checked_sub(bytes).ok_or(Error::Limit {
             what: "bytes of header",
@@ -95,7 +95,7 @@ impl<'a> LimitedBytes<'a> {
         Ok(())
     }
 
-    /// Returns the bytes from `offset` on; `what` describes them in errors.
+    /// Returns `len` bytes of the file from `offset` on; `what` describes the bytes in errors.
     pub(crate) fn read(&mut self, offset: u64, len: u64, what: &'static str) -> Result<Vec<u8>> {
         let end = offset.saturating_add(len);
         if end > self.size {
@@ -167,7 +167,7 @@ impl<'a> LimitedBytes<'a> {
     }
 }
 
-/// Piece of a header that is parsed from its start to its end. Its numbers are little-endian.
+/// Part of a header that is parsed from its start to its end. Its numbers are little-endian.
 pub(crate) struct Cursor {
     data: Vec<u8>,
     at: usize,
@@ -176,7 +176,7 @@ pub(crate) struct Cursor {
 }
 
 impl Cursor {
-    /// Makes a cursor for bytes that were read from `offset`.
+    /// Returns a cursor for bytes that were read from `offset` of the file.
     pub(crate) fn over(data: Vec<u8>, offset: u64, what: &'static str) -> Self {
         Self {
             data,
@@ -217,12 +217,12 @@ impl Cursor {
         Ok(&self.data[self.at - len..self.at])
     }
 
-    /// Takes all remaining bytes.
+    /// Takes all remaining bytes of the cursor.
     pub(crate) fn take_all(&mut self) -> Result<Vec<u8>> {
         Ok(self.take(self.left())?.to_vec())
     }
 
-    /// Takes the next bytes as a separate cursor.
+    /// Takes the next `len` bytes as a separate cursor.
     pub(crate) fn part(&mut self, len: usize, what: &'static str) -> Result<Self> {
         let offset = self.offset();
         Ok(Self {
@@ -278,7 +278,7 @@ impl Cursor {
         usize::try_from(number).map_err(|_| self.corrupt(format!("a length of {number}")))
     }
 
-    /// Takes text up to its zero byte, or all.
+    /// Takes `len` bytes of text, and returns the text up to its first zero byte, or all of it.
     pub(crate) fn text(&mut self, len: usize) -> Result<String> {
         Ok(text(self.take(len)?))
     }

@@ -1,8 +1,8 @@
-//! netCDF classic: CDF-1, CDF-2 (64-bit offset) and CDF-5 (64-bit data).
+//! Reader of netCDF classic files: CDF-1, CDF-2 (64-bit offset) and CDF-5 (64-bit data).
 //!
-//! The header is one piece at the start of the file. Variables of fixed size are contiguous. Variables whose first dimension is the
-//! record dimension are interleaved: each record contains one slice of each variable. The reader follows the format's specification,
-//! appendix B of the netCDF user's guide.
+//! The header is contiguous at the start of the file. Variables of fixed size are contiguous. Variables whose first dimension is the record
+//! dimension are interleaved: each record contains one slice of each variable. The reader follows the format's specification, appendix B of
+//! the netCDF user's guide.
 
 use crate::bytes::LimitedBytes;
 use crate::model::{ATTRIBUTE_BYTES_MAX, NAMES_MAX, RANK_MAX, values};
@@ -15,7 +15,7 @@ const DIMENSIONS: u64 = 10;
 const VARIABLES: u64 = 11;
 const ATTRIBUTES: u64 = 12;
 
-/// Numbers of records that mean an unknown number.
+/// Numbers of records in a header that stand for an unknown number.
 const STREAMING: [u64; 2] = [u32::MAX as u64, u64::MAX];
 
 /// Reads the header of a classic file.
@@ -57,7 +57,7 @@ struct ClassicReader<'a> {
     version: u8,
 }
 
-/// Variable as the header declares it.
+/// Variable as the header of a classic file declares it.
 struct Declared {
     name: String,
     dimensions: Vec<usize>,
@@ -88,7 +88,7 @@ impl ClassicReader<'_> {
         }
     }
 
-    /// Reads a count or size: 8 bytes in CDF-5, 4 bytes before.
+    /// Reads a count or size: 8 bytes in CDF-5, 4 bytes in earlier versions.
     fn count(&mut self, what: &'static str) -> Result<u64> {
         self.number(if self.version == 5 { 8 } else { 4 }, what)
     }
@@ -253,7 +253,7 @@ impl ClassicReader<'_> {
     }
 }
 
-/// Returns the size in bytes of a variable, or of one of its records.
+/// Returns the size in bytes of a variable of fixed size, or of one record of a variable.
 fn bytes_of(declared: &Declared, dimensions: &[Dimension]) -> Option<u64> {
     let mut fixed = declared
         .dimensions

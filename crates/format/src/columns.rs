@@ -1,4 +1,4 @@
-//! Fixed records: the user's description of a file without a header.
+//! Fixed records: variables of a file without a header, by the user's description.
 //!
 //! `columns:time=<f8,id=>u4,flag=u1,name=S12` is a record of 25 bytes. `@128` at the end says that records begin after 128 bytes, `/32`
 //! says that each record has 32 bytes, and `columns:_=V4` names unused bytes.
@@ -8,13 +8,13 @@ use crate::{
     Bytes, DataKind, DataType, Dimension, Error, Format, Header, Result, Storage, Variable,
 };
 
-/// Maximum number of columns.
+/// Maximum number of columns in a record.
 pub const COLUMNS_MAX: usize = 4096;
 
-/// Returns the columns of a file as variables of one dimension, `record`. Bytes after the last whole record are ignored.
+/// Returns the columns of the records as variables of one dimension, `record`. Bytes after the last whole record are ignored.
 ///
 /// # Errors
-/// If the text is invalid, or if the file ends before its first record.
+/// If the description is invalid, or if the file ends before its first record.
 pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
     let spec = Spec(text);
     let (rest, begin) = match text.split_once('@') {
@@ -80,7 +80,7 @@ pub fn read(text: &str, bytes: &dyn Bytes) -> Result<Header> {
     })
 }
 
-/// Description by the user.
+/// Description of fixed records by the user.
 struct Spec<'a>(&'a str);
 
 impl Spec<'_> {

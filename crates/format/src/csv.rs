@@ -1,4 +1,4 @@
-//! Text in lines of separated columns: the user's description of a file, and the columns according to its first lines.
+//! Text in lines of separated columns: the user's description of a text file, and the columns according to its first lines.
 //!
 //! `csv,tas` is the column with this name in the header line, and `csv,#2` is the third column. Options follow, separated by commas:
 //! `separator=;` (or `tab`, `blanks`), `quote='` (or `none`), `type=i8`, `missing=NA|-`, `fill=-1`, `comment=#`, `skip=3`, `header=no`.
@@ -10,66 +10,66 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Bytes, Error, Result};
 
-/// Maximum size of the start of a file that contains its header line, in bytes.
+/// Maximum size of the start of a text file that contains its header line, in bytes.
 const HEADER_BYTES_MAX: u64 = 1 << 20;
-/// Number of bytes that are read first.
+/// Number of bytes at the start of a file that are read first.
 const SHORT_BYTES: u64 = 16 << 10;
 /// Maximum number of columns in a line.
 pub const COLUMNS_MAX: usize = 1 << 16;
-/// Maximum number of texts that mean a missing value, and maximum length of such a text.
+/// Maximum number of texts that stand for a missing value; the next constant is the maximum length of such a text.
 const MISSING_MAX: usize = 32;
 const TEXT_MAX: usize = 1024;
-/// Maximum number of names in an error.
+/// Maximum number of column names in an error.
 const NAMES_LISTED: usize = 20;
-/// Optional mark at the start of a UTF-8 file.
+/// Optional byte order mark at the start of a UTF-8 file.
 pub const MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
 /// One column of a text file, and the format of its lines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Csv {
-    /// Name of the column, for people.
+    /// Name of the column, for messages.
     pub column: String,
-    /// Number of the column, from 0.
+    /// Index of the column in a line, from 0.
     pub index: usize,
-    /// Type of the values.
+    /// Type of the column's values.
     pub number: CsvType,
-    /// Separator of columns.
+    /// Separator of the columns in a line.
     pub separator: Separator,
     /// Quote character of a column that contains separators, or contains the quote character twice.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub quote: Option<u8>,
-    /// First byte of lines that are skipped.
+    /// First byte of comment lines, which are skipped.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub comment: Option<u8>,
-    /// Texts, in addition to the empty one, that mean a missing value.
+    /// Texts, in addition to the empty text, that stand for a missing value.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<String>,
     /// Integer that replaces a missing value.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fill: Option<i64>,
-    /// Offset of the first line with values, and number of lines before it.
+    /// Offset of the first line with values, in bytes.
     pub begin: u64,
-    /// See `begin`.
+    /// Number of lines before the first line with values.
     pub lines: u64,
 }
 
-/// Type of values.
+/// Type of the values in a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CsvType {
-    /// `f8`: doubles.
+    /// `f8`: values are floating-point numbers of 64 bits.
     Float,
-    /// `i8`: integers of 64 bits.
+    /// `i8`: values are signed integers of 64 bits.
     Int,
 }
 
-/// Separator of columns.
+/// Separator of columns in a line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Separator {
-    /// This byte.
+    /// This byte separates columns.
     Byte(u8),
-    /// Any number of spaces and tabs; those at the ends of a line are ignored.
+    /// Any number of spaces and tabs; spaces and tabs at the ends of a line are ignored.
     Blanks,
 }
 
@@ -79,19 +79,19 @@ type Cut<'a> = (Cow<'a, [u8]>, Option<&'a [u8]>);
 /// Reason why a line cannot be divided into columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum LineError {
-    /// A quote is not closed. The next line may belong to it: this is known only to a reader that starts at the start of the file.
+    /// A quote is not closed. The next line may belong to the quoted column: only a reader that starts at the start of the file knows this.
     #[error("quotes are opened and not closed: a line must end outside of them")]
     Open,
     /// Text follows the quote that closes a column.
     #[error("a column has characters after its closing quotes")]
     Behind,
-    /// There are more columns than in any table.
+    /// The line has more columns than the maximum.
     #[error("more than {COLUMNS_MAX} columns")]
     Columns,
 }
 
 impl Csv {
-    /// Returns a column of a file, from the user's description (after `csv,`) and the file's first lines.
+    /// Returns a column of a text file, from the user's description (after `csv,`) and the file's first lines.
     ///
     /// # Errors
     /// If the description is invalid, or if the file has no such column.
@@ -131,10 +131,10 @@ impl Csv {
         }
     }
 
-    /// Returns all columns of a line, without its line end.
+    /// Returns all columns of a line; `line` is without its line end.
     ///
     /// # Errors
-    /// If the line cannot be divided.
+    /// If the line cannot be divided into columns.
     pub fn columns<'a>(
         &self,
         line: &'a [u8],
@@ -152,10 +152,10 @@ impl Csv {
         Ok(all)
     }
 
-    /// Returns the column of a line; `None` if the line has fewer columns. A line without quotes is parsed only up to the column.
+    /// Returns this column of a line; `None` if the line has fewer columns. A line without quotes is parsed only up to the column.
     ///
     /// # Errors
-    /// If the line cannot be divided.
+    /// If the line cannot be divided into columns.
     pub fn column<'a>(
         &self,
         line: &'a [u8],
@@ -195,7 +195,7 @@ impl Csv {
         }
     }
 
-    /// Returns the first column, and the rest of the line after the next separator.
+    /// Returns the first column of a line, and the rest of the line after the next separator.
     fn first<'a>(&self, line: &'a [u8]) -> std::result::Result<Cut<'a>, LineError> {
         let (column, rest) = match self.quote.filter(|quote| line.first() == Some(quote)) {
             Some(quote) => quoted(&line[1..], quote)?,
@@ -253,7 +253,7 @@ fn trimmed(mut text: &[u8]) -> &[u8] {
     text
 }
 
-/// Parses a column number such as `#2`.
+/// Parses a column number in the user's notation, such as `#2`.
 fn number_of(column: &str) -> Option<usize> {
     let number = column.strip_prefix('#')?.parse().ok()?;
     (number < COLUMNS_MAX).then_some(number)
@@ -271,7 +271,7 @@ fn first_bytes(bytes: &dyn Bytes, most: u64) -> Result<Vec<u8>> {
     Ok(first)
 }
 
-/// The user's description, before the header line was read.
+/// Description of a column by the user, before the header line was read.
 #[derive(Clone)]
 struct Parsed {
     csv: Csv,
@@ -280,7 +280,7 @@ struct Parsed {
 }
 
 impl Parsed {
-    /// Returns the column of a file with these first lines.
+    /// Returns the column of a file that starts with these lines.
     fn of(self, spec: Spec<'_>, first: &[u8]) -> Result<Csv> {
         let Self {
             mut csv,
@@ -315,7 +315,7 @@ impl Parsed {
     }
 }
 
-/// Description by the user.
+/// Text of the description by the user.
 #[derive(Clone, Copy)]
 struct Spec<'a>(&'a str);
 
@@ -398,7 +398,7 @@ impl Spec<'_> {
         Ok(Parsed { csv, skip, header })
     }
 
-    /// Checks that the options are consistent.
+    /// Checks that the options of the description are consistent.
     fn check(self, csv: &Csv) -> Result<()> {
         if csv.column.is_empty() {
             return Err(self.wrong("which column? Give its name, or its number: #0".into()));
@@ -424,7 +424,7 @@ impl Spec<'_> {
         Ok(())
     }
 
-    /// Returns the parts between commas that are not in quotes.
+    /// Returns the parts of the description between commas that are not in quotes.
     fn words(self) -> Result<Vec<String>> {
         let (mut words, mut word, mut open) = (Vec::new(), String::new(), false);
         for letter in self.0.chars() {

@@ -2,27 +2,27 @@
 
 use std::io;
 
-/// Directory of files, each with a path relative to it (`tas/c/0/1`).
+/// Directory of files, each with a path relative to the directory (`tas/c/0/1`).
 pub trait Directory {
-    /// Returns the size of a file in bytes; `None` if there is no such file.
+    /// Returns the size of a file in bytes; `None` if the file does not exist.
     ///
     /// # Errors
-    /// If the size cannot be determined.
+    /// If the size of the file cannot be determined.
     fn size(&self, path: &str) -> io::Result<Option<u64>>;
     /// Fills `into` with the bytes at `offset` of a file.
     ///
     /// # Errors
-    /// If the bytes cannot be read.
+    /// If the bytes of the file cannot be read.
     fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()>;
-    /// Returns the names of the entries of a subdirectory (`""`: of the directory itself), in any order.
+    /// Returns the names of the entries of a subdirectory (`""` for the directory itself), in any order.
     ///
     /// # Errors
-    /// If the names cannot be read.
+    /// If the subdirectory cannot be read.
     fn list(&self, path: &str) -> io::Result<Vec<String>>;
-    /// Returns the file that contains the bytes of `path`, and their offset in it; `None` and an offset if all bytes are in one file.
+    /// Returns the file that stores the bytes of `path`, and their offset in this file; `None` and an offset if one file stores all paths.
     ///
     /// # Errors
-    /// If the location cannot be determined.
+    /// If the location of the bytes cannot be determined.
     fn place(&self, path: &str) -> io::Result<(Option<String>, u64)> {
         Ok((Some(path.to_owned()), 0))
     }

@@ -5,12 +5,12 @@ use std::io;
 /// Reason why a file, a variable or a selection cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The file begins like none of the known formats.
+    /// The file does not begin like any of the known formats.
     #[error(
         "neither netCDF, HDF5, FITS nor a zip file with a Zarr in it: the first bytes are {first}"
     )]
     Unknown {
-        /// The first bytes, in hexadecimal.
+        /// First bytes of the file, in hexadecimal.
         first: String,
     },
     /// The file is shorter than its header declares.
@@ -27,87 +27,87 @@ pub enum Error {
         /// Size of the file, in bytes.
         size: u64,
     },
-    /// Bytes that are invalid at their place.
+    /// Bytes of the file are invalid at their place.
     #[error("{what} at byte {offset} is corrupt: {why}")]
     Corrupt {
         /// Item that was being read.
         what: &'static str,
-        /// Offset in bytes.
+        /// Offset of the invalid bytes.
         offset: u64,
-        /// Reason.
+        /// Reason why the bytes are invalid.
         why: String,
     },
-    /// A metadata file of a Zarr array that is invalid.
+    /// A metadata file of a Zarr array is invalid.
     #[error("{file}: {why}")]
     Metadata {
-        /// The file, as a path in its directory.
+        /// Path of the metadata file in its directory.
         file: String,
-        /// Reason, with its place.
+        /// Reason why the metadata is invalid, with its place in the file.
         why: String,
     },
-    /// More than any real file has.
+    /// A number in the file exceeds the limit of any real file.
     #[error("more than {limit} {what}: such files are not read")]
     Limit {
         /// Item that exceeds its limit.
         what: &'static str,
-        /// Limit.
+        /// Limit that the number exceeds.
         limit: u64,
     },
-    /// A feature of the format that this reader does not support.
+    /// The variable uses a feature of the format that this reader does not support.
     #[error("{variable}: {what}, which can't be read")]
     Unsupported {
-        /// The variable.
+        /// Path of the variable.
         variable: String,
         /// Feature that the variable uses.
         what: String,
     },
-    /// An ambiguous attribute about missing values, valid values or packing.
+    /// An attribute about missing values, valid values or packing is ambiguous.
     #[error("{variable}: attribute {attribute}: {why}")]
     Attribute {
-        /// The variable.
+        /// Path of the variable.
         variable: String,
-        /// The attribute, by name.
+        /// Name of the attribute.
         attribute: String,
-        /// Reason, and a remedy.
+        /// Reason why the attribute is ambiguous, and a remedy.
         why: String,
     },
-    /// A name that the file does not contain.
+    /// The file does not contain a variable with the requested name.
     #[error("no variable {name}; there are {}", .there.join(", "))]
     NoVariable {
         /// Requested name.
         name: String,
-        /// First of the existing names.
+        /// Names of the first variables in the file.
         there: Vec<String>,
     },
-    /// A selection that does not fit the variable.
+    /// A selection does not fit the variable.
     #[error("{variable}: selection of dimension {dimension}: {why}")]
     Selection {
-        /// The variable.
+        /// Path of the variable.
         variable: String,
-        /// The dimension, by name.
+        /// Name of the dimension.
         dimension: String,
-        /// Reason.
+        /// Reason why the selection does not fit.
         why: String,
     },
-    /// A time, or units of time, that are invalid.
+    /// A time, or units of time, are invalid.
     #[error("time {text:?}: {why}")]
     Time {
-        /// Given text.
+        /// Text of the time or units.
         text: String,
-        /// Reason.
+        /// Reason why the time or units are invalid.
         why: String,
     },
-    /// The bytes could not be read.
+    /// Bytes of the file could not be read.
     #[error("reading {what} at byte {offset}")]
     Io {
         /// Item that was being read.
         what: &'static str,
-        /// Offset in bytes.
+        /// Offset of the first requested byte.
         offset: u64,
-        /// Cause.
+        /// Error that the storage reported.
         source: io::Error,
     },
 }
 
-/// Result of this crate.
+/// Result of functions of this crate.
 pub type Result<T> = std::result::Result<T, Error>;

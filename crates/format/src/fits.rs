@@ -1,4 +1,4 @@
-//! FITS: images in the primary header and in extensions. Their variables are named by their numbers; the primary image is `0`.
+//! Reader of FITS files: images in the primary header and in extensions. Variables are named by numbers; the primary image is `0`.
 //!
 //! Tables and images compressed in tables are skipped. The reader follows the FITS standard, version 4.0.
 
@@ -12,14 +12,14 @@ use crate::{
 
 const BLOCK: u64 = 2880;
 const CARD: usize = 80;
-/// Maximum number of headers in a file.
+/// Maximum number of headers in a FITS file.
 const HEADERS_MAX: usize = 4096;
-/// Maximum number of cards in a header.
+/// Maximum number of cards (keyword records) in a header.
 const CARDS_MAX: usize = 36_000;
-/// Maximum number of axes, according to the standard.
+/// Maximum number of axes of an image, according to the FITS standard.
 const AXES_MAX: i64 = 999;
 const WHAT: &str = "FITS header";
-/// Cards that are not returned as attributes.
+/// Keywords of cards that are not returned as attributes.
 const STRUCTURE: [&str; 8] = [
     "SIMPLE", "XTENSION", "BITPIX", "NAXIS", "EXTEND", "PCOUNT", "GCOUNT", "END",
 ];
@@ -65,7 +65,7 @@ pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     unreachable!("the loop ends by an answer")
 }
 
-/// Header, and the offset of its data.
+/// Header of a FITS unit, and the offset of the unit's data.
 struct FitsUnit {
     at: u64,
     data: u64,
@@ -171,7 +171,7 @@ impl FitsUnit {
         (1..=count).map(axis).collect()
     }
 
-    /// Returns the size of its data, in bytes.
+    /// Returns the size of the unit's data, in bytes.
     fn size(&self) -> Result<u64> {
         let axes = self.axes()?;
         let element = self.number("BITPIX")?.unsigned_abs() / 8;

@@ -1,7 +1,7 @@
 //! Locates the bytes of a variable in files of netCDF, HDF5, Zarr and FITS.
 //!
-//! Readers get headers through [`Bytes`] (a file) or [`Directory`] (a directory of files), on any storage, and return them in one form
-//! ([`Header`]) for all formats. [`pieces`] converts a selection to the bytes that contain it. This crate decodes no values. Files are
+//! Readers get headers through [`Bytes`] (a file) or [`Directory`] (a directory of files), on any storage, and return the headers of all
+//! formats in one form ([`Header`]). [`pieces`] converts a selection to the bytes that contain it. This crate decodes no values. Files are
 //! untrusted input: every size is checked before use, and one pass over a header can read and keep only a limited amount of data.
 
 mod bytes;
@@ -30,10 +30,10 @@ pub use model::{
 };
 pub use select::{FileSpan, IndexRange, Pieces, VariableExtent, VariableSource, pieces};
 
-/// Reads the header of a file in any known format. If the file is a zip file, [`pieces`] needs it as a directory ([`zip::Zip`]).
+/// Reads the header of a file in any known format. For the contents of a zip file, pass it to [`pieces`] as a [`zip::Zip`] directory.
 ///
 /// # Errors
-/// If the format is not known, or if the header is corrupt.
+/// If the format of the file is not known, or if the header is corrupt.
 pub fn read(bytes: &dyn Bytes) -> Result<Header> {
     let mut first = vec![0; usize::try_from(bytes.size().min(8)).unwrap_or(8)];
     bytes.read_at(0, &mut first).map_err(|source| Error::Io {

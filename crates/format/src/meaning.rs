@@ -1,4 +1,4 @@
-//! Meaning of stored numbers: which numbers of a variable are missing, and how the others are unpacked. All code that reduces, finds or
+//! Meaning of stored numbers: which numbers of a variable are missing, and how other numbers are unpacked. All code that reduces, finds or
 //! shows values uses this interpretation of the attributes. Ambiguous attributes are refused by name.
 
 use std::cmp::Ordering;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::model::{signed, unsigned};
 use crate::{DataKind, Endian, Error, Format, Result, Value, Variable};
 
-/// Exact number of an attribute.
+/// Exact number in an attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ExactNumber {
@@ -21,7 +21,7 @@ pub enum ExactNumber {
 /// Statements of a variable's attributes about its values. All numbers except the last two refer to stored values.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Meaning {
-    /// Values that mean missing, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
+    /// Values that stand for missing values, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
     /// `fill_value` of Zarr 2, and in netCDF the default fill value.
     pub missing: Vec<ExactNumber>,
     /// `valid_min`, or the first number of `valid_range`.
@@ -32,15 +32,15 @@ pub struct Meaning {
     pub scale_factor: Option<f64>,
     /// `add_offset`, or FITS's `BZERO`.
     pub add_offset: Option<f64>,
-    /// Whether integers are read as unsigned: according to the type, unless `_Unsigned` says otherwise.
+    /// Whether integers are read as unsigned: according to the variable's type, unless the attribute `_Unsigned` differs.
     pub unsigned: bool,
 }
 
-/// Size up to which doubles represent all integers.
+/// Magnitude up to which doubles represent all integers.
 const EXACT: i128 = 1 << 53;
 
 impl ExactNumber {
-    /// Returns the nearest double.
+    /// Returns the double that is nearest to the number.
     #[must_use]
     pub fn real(self) -> f64 {
         match self {
@@ -52,7 +52,7 @@ impl ExactNumber {
 }
 
 impl ExactNumber {
-    /// Compares two numbers exactly; `None` if one is NaN.
+    /// Compares two numbers exactly; `None` if either is NaN.
     fn order(self, other: Self) -> Option<Ordering> {
         match (self, other) {
             (Self::Whole(one), Self::Whole(other)) => Some(one.cmp(&other)),
@@ -76,7 +76,7 @@ impl ExactNumber {
 }
 
 impl Meaning {
-    /// Returns the value that a stored number means; `None` if it is missing or NaN.
+    /// Returns the unpacked value of a stored number; `None` if the number is missing or NaN.
     #[must_use]
     pub fn value(&self, stored: ExactNumber) -> Option<f64> {
         let is = |other: ExactNumber, order| stored.order(other) == Some(order);
@@ -118,10 +118,10 @@ struct AttributeReader<'a> {
 }
 
 impl Variable {
-    /// Returns the statements of the attributes about the values.
+    /// Returns the meaning of the variable's numbers according to its attributes.
     ///
     /// # Errors
-    /// [`Error::Attribute`] if an attribute is ambiguous.
+    /// [`Error::Attribute`] if an attribute of the variable is ambiguous.
     pub fn meaning(&self, format: Format) -> Result<Meaning> {
         let numeric = match self.data_type.kind {
             DataKind::Int | DataKind::Uint | DataKind::Bool => {
@@ -246,7 +246,7 @@ impl AttributeReader<'_> {
         })
     }
 
-    /// Returns whether the variable is the coordinate of its only dimension, which has no missing values (CF conventions, 5).
+    /// Returns whether the variable is the coordinate of its only dimension; such a variable has no missing values (CF conventions, 5).
     fn is_coordinate(&self) -> bool {
         let name = self.variable.path.rsplit('/').next();
         matches!(self.variable.dimensions.as_slice(), [one] if Some(one.name.as_str()) == name)
@@ -278,7 +278,7 @@ impl AttributeReader<'_> {
         })
     }
 
-    /// Returns the numbers that mean missing, in the type of the variable. Numbers that the type cannot represent are dropped.
+    /// Returns the numbers that stand for missing values, in the type of the variable. Numbers that the type cannot represent are dropped.
     fn missing(&self, name: &str) -> Result<Vec<ExactNumber>> {
         let mut all = Vec::new();
         for number in self.numbers(name)? {
@@ -287,7 +287,7 @@ impl AttributeReader<'_> {
         Ok(all)
     }
 
-    /// Converts a number to a value of the variable, if it is exactly one. NaN is dropped: it never counts.
+    /// Converts a number to a value of the variable's type, if it is exactly representable. NaN is dropped, because NaN never counts.
     fn typed(&self, name: &str, number: ExactNumber) -> Result<Option<ExactNumber>> {
         if matches!(number, ExactNumber::Real(real) if real.is_nan()) {
             return Ok(None);
@@ -318,7 +318,7 @@ impl AttributeReader<'_> {
             .then_some(ExactNumber::Real(rounded))
     }
 
-    /// Returns the nearest number that the type can represent.
+    /// Returns the number nearest to `real` that the variable's type can represent.
     fn rounded(&self, real: f64) -> f64 {
         match self.bits {
             #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
@@ -327,8 +327,8 @@ impl AttributeReader<'_> {
         }
     }
 
-    /// Returns an integer in the type as it is read; a negative integer of a signed type that is read as unsigned is converted to the one
-    /// with the same bits.
+    /// Returns an integer in the type in which the variable is read; a negative integer of a signed type that is read as unsigned is
+    /// converted to the unsigned integer with the same bits.
     fn whole_in(&self, whole: i128) -> Option<ExactNumber> {
         let all = 1_i128 << self.bits;
         let (least, end) = match self.unsigned {
@@ -390,7 +390,7 @@ impl AttributeReader<'_> {
         Ok(distinct)
     }
 
-    /// Returns the value that the netCDF library stores for elements that were never written, if it does so in this variable.
+    /// Returns the value that the netCDF library stores for elements of this variable that were never written, if it stores one.
     fn never_written(&self) -> Option<ExactNumber> {
         let data_type = &self.variable.data_type;
         let mut default = crate::classic::default_fill(data_type)?;
@@ -458,7 +458,7 @@ impl AttributeReader<'_> {
         }
     }
 
-    /// Returns an end of the valid range, which refers to stored values.
+    /// Returns an end of the variable's valid range, which refers to stored values.
     fn end(&self, name: &str, number: ExactNumber, packed: bool) -> Result<ExactNumber> {
         match number {
             ExactNumber::Real(real) if real.is_nan() => Err(self.wrong(name, "it is NaN")),
@@ -476,7 +476,7 @@ impl AttributeReader<'_> {
     }
 }
 
-/// Returns the integer that is exactly equal to a number.
+/// Returns the integer that is exactly equal to a number, if there is one.
 fn whole_of(number: ExactNumber) -> Option<i128> {
     match number {
         ExactNumber::Whole(whole) => Some(whole),
@@ -487,7 +487,7 @@ fn whole_of(number: ExactNumber) -> Option<i128> {
     }
 }
 
-/// Converts eight bytes in base64, the lowest first, to a double.
+/// Converts eight bytes in base64, the lowest byte first, to a double.
 fn double_of_base64(text: &str) -> Option<f64> {
     let digits = text.strip_suffix('=').filter(|digits| digits.len() == 11)?;
     let mut bits = 0_u128;
@@ -690,7 +690,7 @@ mod tests {
     }
 
     #[test]
-    fn blank_is_missing_in_integer_images_only() {
+    fn fits_blank_is_missing_only_in_integer_images() {
         let attributes = [
             ("BLANK", Value::Int(vec![0])),
             ("BZERO", Value::Int(vec![32768])),
@@ -708,7 +708,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_attributes_are_refused_by_name() {
+    fn meaning_refuses_ambiguous_attributes_by_name() {
         let scale = ("scale_factor", Value::Float(vec![0.1]));
         let (int, float) = ((DataKind::Int, 2), (DataKind::Float, 4));
         for (kind, attributes) in [

@@ -1,4 +1,4 @@
-//! Description of a file, independent of its format.
+//! Description of a scientific file, independent of its format.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,47 +8,47 @@ use crate::{Error, Result, hdf5, zarr};
 pub const RANK_MAX: usize = 32;
 /// Maximum number of variables, dimensions or groups of a file.
 pub const NAMES_MAX: usize = 1 << 16;
-/// Maximum size of an attribute whose value is kept, in bytes.
+/// Maximum size of an attribute whose value is stored, in bytes.
 pub const ATTRIBUTE_BYTES_MAX: u64 = 1 << 20;
-/// Maximum number of names in an error.
+/// Maximum number of existing names in an error.
 const NAMES_REPORTED: usize = 20;
 
-/// Supported format.
+/// Supported file format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Format {
     /// netCDF classic, by its version byte: 1, 2 (64-bit offset) or 5 (64-bit data).
     Classic(u8),
-    /// HDF5 in the form of the netCDF library.
+    /// HDF5 in the form that the netCDF library writes.
     Netcdf4,
-    /// Any other HDF5.
+    /// HDF5 in any other form.
     Hdf5,
     /// Zarr, version 2 or 3.
     Zarr(u8),
     /// FITS.
     Fits,
-    /// Fixed records.
+    /// Fixed records that the user describes.
     Columns,
 }
 
 /// Variables of a file, and attributes of the whole file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// Format.
+    /// Format of the file.
     pub format: Format,
     /// Attributes of the file or its root group.
     pub attributes: Vec<Attribute>,
-    /// Groups except the root, by their paths.
+    /// Groups of the file except the root group, by their paths.
     pub groups: Vec<Group>,
-    /// All variables, in all groups.
+    /// All variables of the file, in all groups.
     pub variables: Vec<Variable>,
 }
 
 impl Header {
-    /// Returns the variable with this name, or path if it is in a group.
+    /// Returns the variable with this name; a variable in a group has its path as the name.
     ///
     /// # Errors
-    /// [`Error::NoVariable`], with the existing names.
+    /// [`Error::NoVariable`], with the names of existing variables.
     pub fn find(&self, name: &str) -> Result<&Variable> {
         let wanted = name.trim_matches('/');
         self.variables
@@ -66,51 +66,51 @@ impl Header {
     }
 }
 
-/// Group below the root.
+/// Group of a file below its root group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Group {
-    /// Path, without a slash at its ends.
+    /// Path of the group, without slashes at its ends.
     pub path: String,
     /// Attributes of the group.
     pub attributes: Vec<Attribute>,
 }
 
-/// Variable (array, dataset, image).
+/// Variable of a file (array, dataset, image).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Variable {
-    /// Name, after the names of its groups and slashes.
+    /// Path of the variable: the names of its groups, with slashes between them, and its own name.
     pub path: String,
-    /// Dimensions; the index of the first changes slowest. Empty for a single value.
+    /// Dimensions of the variable; the index of the first dimension changes slowest. Empty for a single value.
     pub dimensions: Vec<Dimension>,
-    /// Type of an element.
+    /// Type of an element of the variable.
     pub data_type: DataType,
     /// Attributes of the variable, without those that the format reserves (netCDF-4's dimension scales).
     pub attributes: Vec<Attribute>,
-    /// Location of its bytes.
+    /// Location of the variable's bytes.
     pub storage: Storage,
-    /// Bytes of an element that was never written, in the byte order of `data_type`; `None`: zeros.
+    /// Bytes of an element that was never written, in the byte order of `data_type`; `None` stands for zeros.
     pub fill: Option<Vec<u8>>,
 }
 
 /// Dimension of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Dimension {
-    /// Name; `dim_0`, `dim_1`, … if the file has none.
+    /// Name of the dimension; `dim_0`, `dim_1`, … if the file gives no name.
     pub name: String,
-    /// Number of indices.
+    /// Number of indices of the dimension.
     pub size: u64,
-    /// Whether it can grow.
+    /// Whether the dimension can grow.
     pub unlimited: bool,
 }
 
-/// Type and size of an element.
+/// Type and size of an element of a variable.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DataType {
-    /// Kind of data in the bytes.
+    /// Kind of data in an element.
     pub kind: DataKind,
     /// Size of an element, in bytes.
     pub size: u32,
-    /// Byte order of a number.
+    /// Byte order of a number in an element.
     pub order: Endian,
 }
 
@@ -122,47 +122,47 @@ pub enum DataKind {
     Int,
     /// Unsigned integer.
     Uint,
-    /// Number of IEEE 754.
+    /// Floating-point number of IEEE 754.
     Float,
-    /// Two numbers of IEEE 754: real and imaginary part.
+    /// Two floating-point numbers of IEEE 754: real and imaginary part.
     Complex,
-    /// One byte: 0 or 1.
+    /// Truth value in one byte: 0 or 1.
     Bool,
     /// Text of fixed length, up to its first zero byte.
     Text,
     /// Several named numbers.
     Compound(Vec<CompoundMember>),
-    /// Other kind, such as text of any length, by name.
+    /// Any other kind, such as text of any length, by its name.
     Other(String),
 }
 
-/// Member of a compound.
+/// Member of a compound type.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CompoundMember {
-    /// Name.
+    /// Name of the member.
     pub name: String,
-    /// Offset in an element, in bytes.
+    /// Offset of the member in an element, in bytes.
     pub offset: u32,
-    /// Type.
+    /// Type of the member.
     pub data_type: DataType,
 }
 
-/// Byte order.
+/// Byte order of numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Endian {
-    /// Least significant first.
+    /// Least significant byte first.
     Little,
-    /// Most significant first.
+    /// Most significant byte first.
     Big,
 }
 
 /// Attribute of a variable, a group or a file.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Attribute {
-    /// Name.
+    /// Name of the attribute.
     pub name: String,
-    /// Value.
+    /// Value of the attribute.
     pub value: Value,
 }
 
@@ -180,12 +180,12 @@ pub enum Value {
     Uint(Vec<u64>),
     /// Floating-point numbers.
     Float(Vec<f64>),
-    /// Value that is not kept: references, compounds, or more than [`ATTRIBUTE_BYTES_MAX`].
+    /// Value that is not stored: references, compounds, or more than [`ATTRIBUTE_BYTES_MAX`] bytes.
     Other,
 }
 
 impl Value {
-    /// Returns all numbers, as floating-point numbers.
+    /// Returns all numbers of the value, as floating-point numbers.
     pub fn numbers(&self) -> Vec<f64> {
         #[expect(clippy::cast_precision_loss, reason = "that is what is asked for")]
         match self {
@@ -201,48 +201,48 @@ impl Value {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Storage {
-    /// All elements are contiguous.
+    /// All elements are contiguous in the file.
     Contiguous {
-        /// Offset of the first byte in the file.
+        /// Offset of the first element in the file.
         offset: u64,
     },
-    /// The indices of the first dimension follow each other, with the bytes of other variables between them.
+    /// The records (indices of the first dimension) follow each other, with the bytes of other variables in between.
     Records {
-        /// Offset of the first one in the file.
+        /// Offset of the first record in the file.
         offset: u64,
-        /// Distance from the start of one to the start of the next, in bytes.
+        /// Distance from the start of a record to the start of the next record, in bytes.
         stride: u64,
     },
-    /// Pieces of one shape, each with its own location.
+    /// The variable is stored in chunks of equal shape, each with its own location.
     Chunked(Chunked),
-    /// Nothing was ever written: all values are the fill value.
+    /// No element was ever written: all values are the fill value.
     Absent,
-    /// Location that this reader does not support.
+    /// The bytes have a location that this reader does not support.
     Elsewhere(String),
 }
 
-/// Variable in chunks.
+/// Storage of a variable in chunks.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Chunked {
-    /// Number of elements of a chunk along each dimension. Chunks at the ends have the same size as others.
+    /// Number of elements of a chunk along each dimension. Chunks at the ends of dimensions have the same size as other chunks.
     pub shape: Vec<u64>,
-    /// Filters that were applied to a chunk when it was written, first to last.
+    /// Filters that a writer applied to each chunk, first to last.
     pub filters: Vec<Filter>,
-    /// Index that contains the locations of chunks.
+    /// Index that contains the locations of the chunks.
     pub index: Index,
 }
 
-/// Location of a file's chunk index.
+/// Kind and location of a chunk index.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Index {
-    /// In an HDF5 file.
+    /// The index is in an HDF5 file.
     Hdf5(hdf5::Hdf5Index),
-    /// In the names of files.
+    /// The names of files are the index (Zarr).
     Zarr(zarr::ZarrIndex),
 }
 
-/// Filter that was applied to a chunk when it was written.
+/// Filter that a writer applied to a chunk.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Filter {
@@ -251,17 +251,17 @@ pub enum Filter {
         /// Size of an element, in bytes.
         element: u32,
     },
-    /// A zlib stream.
+    /// Compression as a zlib stream.
     Deflate,
-    /// A gzip file.
+    /// Compression as a gzip file.
     Gzip,
-    /// Four bytes of checksum at the end.
+    /// Fletcher's checksum in four bytes at the end.
     Fletcher32,
-    /// Four bytes of checksum (CRC-32C) at the end.
+    /// Checksum CRC-32C in four bytes at the end.
     Crc32c,
-    /// Four bytes of checksum (CRC-32, Adler-32, …) as numcodecs writes them.
+    /// Checksum in four bytes (CRC-32, Adler-32, …) as numcodecs writes it.
     Checksum {
-        /// Name of the checksum.
+        /// Name of the checksum algorithm.
         name: String,
     },
     /// libaec's extended Rice coding, in HDF5's form.
@@ -275,62 +275,62 @@ pub enum Filter {
         /// Number of pixels in a scan line.
         line: u32,
     },
-    /// A Zstandard frame.
+    /// Compression as a Zstandard frame.
     Zstd,
-    /// A Blosc frame, which contains its own compression and shuffle settings.
+    /// Compression as a Blosc frame, which contains its own compression and shuffle settings.
     Blosc,
-    /// A Blosc 2 frame.
+    /// Compression as a Blosc 2 frame.
     Blosc2,
-    /// LZ4: HDF5's blocks with their lengths, or numcodecs' single block after its length.
+    /// Compression with LZ4: HDF5's blocks with their lengths, or numcodecs' single block after its length.
     Lz4 {
-        /// Whether it is HDF5's form.
+        /// Whether the data has HDF5's form.
         blocks: bool,
     },
-    /// bzip2.
+    /// Compression with bzip2.
     Bzip2,
-    /// LZF, as in h5py.
+    /// Compression with LZF, as in h5py.
     Lzf,
     /// Bits of one significance are grouped, and compressed with LZ4 or Zstandard.
     Bitshuffle {
-        /// Parameters as in the file.
+        /// Parameters of the filter as in the file.
         parameters: Vec<u32>,
     },
-    /// HDF5's integers of odd sizes.
+    /// HDF5's n-bit filter for integers of odd sizes.
     Nbit {
-        /// Parameters as in the file.
+        /// Parameters of the filter as in the file.
         parameters: Vec<u32>,
     },
-    /// HDF5's scale and offset.
+    /// HDF5's scale-offset filter.
     ScaleOffset {
-        /// Parameters as in the file.
+        /// Parameters of the filter as in the file.
         parameters: Vec<u32>,
     },
-    /// Dimensions in another order: the first stored dimension is `order[0]`, ….
+    /// Dimensions are stored in another order: the first stored dimension is `order[0]`, ….
     Transpose {
-        /// Order.
+        /// Index of the dimension at each stored position.
         order: Vec<u32>,
     },
     /// Any other filter.
     Other {
-        /// Name, or HDF5's number of the filter.
+        /// Name of the filter, or its number in HDF5.
         name: String,
-        /// Whether a chunk may be stored without it.
+        /// Whether a chunk may be stored without the filter.
         optional: bool,
-        /// Parameters as in the file.
+        /// Parameters of the filter as in the file.
         parameters: Vec<u32>,
     },
 }
 
-/// Location of a chunk.
+/// Location of a chunk in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Chunk {
-    /// Number among all possible chunks; the last dimension is the fastest.
+    /// Number of the chunk among all possible chunks; the last dimension is the fastest.
     pub number: u64,
-    /// Offset of its first byte.
+    /// Offset of the chunk's first byte.
     pub offset: u64,
-    /// Size in bytes.
+    /// Size of the stored chunk in bytes.
     pub size: u64,
-    /// Bit *n* is set if filter *n* was not applied to it.
+    /// Bit *n* is set if filter *n* was not applied to the chunk.
     pub mask: u32,
 }
 
@@ -358,7 +358,7 @@ impl DataType {
 }
 
 impl Variable {
-    /// Returns the sizes of all dimensions.
+    /// Returns the sizes of all dimensions of the variable.
     pub fn shape(&self) -> Vec<u64> {
         self.dimensions
             .iter()
@@ -366,14 +366,14 @@ impl Variable {
             .collect()
     }
 
-    /// Returns the number of elements.
+    /// Returns the number of elements of the variable.
     pub fn elements(&self) -> u64 {
         self.dimensions.iter().fold(1, |product: u64, dimension| {
             product.saturating_mul(dimension.size)
         })
     }
 
-    /// Returns the attribute with this name.
+    /// Returns the variable's attribute with this name.
     pub fn attribute(&self, name: &str) -> Option<&Value> {
         self.attributes
             .iter()
@@ -381,7 +381,7 @@ impl Variable {
             .map(|attribute| &attribute.value)
     }
 
-    /// Returns the attribute with this name if it is text.
+    /// Returns the variable's attribute with this name if its value is text.
     pub fn text(&self, name: &str) -> Option<&str> {
         match self.attribute(name) {
             Some(Value::Text(text)) => Some(text),
@@ -389,7 +389,7 @@ impl Variable {
         }
     }
 
-    /// Refuses sizes that no file can contain, so that later multiplications need no check.
+    /// Refuses a variable with sizes that no file can contain, so that later multiplications need no check.
     pub(crate) fn checked(self) -> Result<Self> {
         let bytes = self
             .dimensions
@@ -413,7 +413,7 @@ impl Variable {
     }
 }
 
-/// Converts numbers in `bytes`, or texts, to a value.
+/// Converts numbers or texts in `bytes` to an attribute's value.
 pub(crate) fn values(data_type: &DataType, bytes: &[u8]) -> Value {
     let size = data_type.size as usize;
     if size == 0 {
@@ -466,10 +466,10 @@ pub(crate) fn signed(word: &[u8], order: Endian) -> i64 {
     (unsigned(word, order) << unused).cast_signed() >> unused
 }
 
-/// Returns an element according to a Zarr array's `fill_value`; `None` if there is none, or if the type has no numbers.
+/// Returns an element according to a Zarr array's `fill_value`; `None` if the array has none, or if the type has no numbers.
 ///
 /// # Errors
-/// The reason why it is no value of the type.
+/// The reason why `fill_value` is not a value of the type.
 pub(crate) fn fill_of(
     data_type: &DataType,
     json: Option<&serde_json::Value>,
@@ -494,7 +494,7 @@ pub(crate) fn fill_of(
     Ok(Some(bytes))
 }
 
-/// Returns a float of `size` bytes, the lowest byte first. Floats of two bytes are not supported.
+/// Returns the bytes of a float of `size` bytes, the lowest byte first. Floats of two bytes are not supported.
 fn float_of(size: u32, json: &serde_json::Value) -> Option<Vec<u8>> {
     let text = json.as_str();
     if let Some(digits) = text.and_then(|text| text.strip_prefix("0x")) {
@@ -520,7 +520,7 @@ fn float_of(size: u32, json: &serde_json::Value) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns an integer of the type, the lowest byte first.
+/// Returns the bytes of an integer of the type, the lowest byte first.
 fn whole_of(data_type: &DataType, json: &serde_json::Value) -> Option<Vec<u8>> {
     use serde_json::Value as Json;
     let number = match json {

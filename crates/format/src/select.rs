@@ -1,27 +1,27 @@
 //! Converts a selection of a variable to the pieces of the file that contain it.
 //!
-//! A piece is an array of its own: bytes that decode to a shape, the requested part of that shape, and its place in the result. Pieces
-//! are made one at a time, in the order of the result's outer dimensions, so that a selection of any size needs almost no memory.
+//! A piece is a separate array: bytes that decode to a shape, the requested part of that shape, and its place in the result. Pieces are
+//! returned one at a time, in the order of the result's outer dimensions, so that a selection of any size needs almost no memory.
 
 use serde::{Deserialize, Serialize};
 
 use crate::model::{Chunk, Index};
 use crate::{Bytes, Chunked, Directory, Error, Result, Storage, Variable, hdf5, zarr};
 
-/// Maximum number of unneeded bytes that are read together with their neighbours, rather than making two pieces.
+/// Maximum number of unneeded bytes that are read together with their neighbours, instead of making two pieces.
 const GAP_BYTES: u64 = 64 << 10;
 
-/// Distance of records, in bytes, beyond which each record is a piece of its own.
+/// Distance of records, in bytes, beyond which each record is a separate piece.
 const APART_BYTES: u64 = 4 << 10;
 
-/// Indices of one dimension: `start`, `start + step`, … before `end`.
+/// Selected indices of one dimension: `start`, `start + step`, … before `end`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct IndexRange {
-    /// First index.
+    /// First selected index.
     pub start: u64,
-    /// Index after the last one.
+    /// Index after the last selected index.
     pub end: u64,
-    /// Distance from one index to the next; 1 for all.
+    /// Distance from a selected index to the next; 1 selects all indices.
     pub step: u64,
 }
 
@@ -35,19 +35,19 @@ impl IndexRange {
         }
     }
 
-    /// Returns the number of indices.
+    /// Returns the number of selected indices.
     pub fn count(&self) -> u64 {
         self.end
             .saturating_sub(self.start)
             .div_ceil(self.step.max(1))
     }
 
-    /// Returns the number of bytes, or indices, from the first to the last, including both.
+    /// Returns the number of indices from the first to the last, including both ends.
     fn extent(&self) -> u64 {
         (self.count().saturating_sub(1)) * self.step + u64::from(self.count() > 0)
     }
 
-    /// Returns the `count` indices from the `first`-th on.
+    /// Returns the `count` selected indices from the `first`-th on.
     fn slice(&self, first: u64, count: u64) -> Self {
         let start = self.start + first * self.step;
         Self {
@@ -65,7 +65,7 @@ impl IndexRange {
         }
     }
 
-    /// Returns the number of indices before `low`, and the indices from `low` to before `high`.
+    /// Returns the number of selected indices before `low`, and the selected indices from `low` to before `high`.
     fn between(&self, low: u64, high: u64) -> (u64, Self) {
         let before = low
             .saturating_sub(self.start)
@@ -79,39 +79,38 @@ impl IndexRange {
     }
 }
 
-/// Some bytes of a file.
+/// Consecutive bytes of a file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileSpan {
-    /// File, if a variable is a directory of files.
+    /// Path of the file, if the variable's source is a directory of files.
     pub file: Option<String>,
-    /// Offset of the first byte.
+    /// Offset of the first byte in the file.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of bytes in the span.
     pub size: u64,
 }
 
-/// Piece of a variable.
+/// Piece of a variable: stored bytes, and the requested part of the array that they decode to.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VariableExtent {
-    /// Number among the variable's chunks; 0 if it has none.
+    /// Number of the piece's chunk among the variable's chunks; 0 if the variable has no chunks.
     pub chunk: u64,
-    /// Location of its bytes; `None` if nothing was written, and all values are the fill value.
+    /// Location of the piece's bytes; `None` if no bytes were written, so all values are the fill value.
     pub span: Option<FileSpan>,
-    /// Filters that were not applied to it (see [`Chunk::mask`]).
+    /// Bit mask of filters that were not applied to the piece (see [`Chunk::mask`]).
     pub mask: u32,
-    /// Shape of the array that its bytes decode to.
+    /// Shape of the array that the piece's bytes decode to.
     pub shape: Vec<u64>,
-    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them; `None`
-    /// otherwise.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are in between; `None` otherwise.
     pub stride: Option<u64>,
-    /// Requested part of that array.
+    /// Requested part of the array that the bytes decode to.
     pub within: Vec<IndexRange>,
-    /// Place of the first requested value in the result.
+    /// Place of the piece's first requested value in the result.
     pub at: Vec<u64>,
 }
 
 impl VariableExtent {
-    /// Returns the piece's own bytes: those of each record, if bytes of other variables are between records.
+    /// Returns the piece's own bytes: the bytes of each record, if bytes of other variables are between records.
     pub fn spans(&self) -> impl Iterator<Item = FileSpan> + '_ {
         let rows = self.stride.and(self.shape.first()).copied().unwrap_or(1);
         let stride = self.stride.unwrap_or(0);
@@ -132,9 +131,9 @@ impl VariableExtent {
 /// Source of a variable's bytes.
 #[derive(Clone, Copy)]
 pub enum VariableSource<'a> {
-    /// One file.
+    /// The bytes are in a file.
     File(&'a dyn Bytes),
-    /// A directory of files (or a zip file, which counts as a directory).
+    /// The bytes are in a directory of files (or a zip file, which counts as a directory).
     Directory(&'a dyn Directory),
 }
 
@@ -147,10 +146,10 @@ impl std::fmt::Debug for VariableSource<'_> {
     }
 }
 
-/// Returns the pieces of a selection, one after the other. Pieces of contiguous data have at most `piece_bytes` bytes, or one element.
+/// Returns the pieces of a selection, one after the other. A piece of contiguous data has at most `piece_bytes` bytes, or one element.
 ///
 /// # Errors
-/// If the selection does not fit the variable, or if its index of chunks cannot be read.
+/// If the selection does not fit the variable, or if the variable's chunk index cannot be read.
 pub fn pieces<'a>(
     variable: &'a Variable,
     selection: &[IndexRange],
@@ -243,7 +242,7 @@ fn check(variable: &Variable, selection: &[IndexRange]) -> Result<()> {
     Ok(())
 }
 
-/// Pieces of a selection; see [`pieces`].
+/// Iterator over the pieces of a selection; see [`pieces`].
 #[derive(Debug)]
 pub struct Pieces<'a> {
     variable: &'a Variable,
@@ -255,7 +254,7 @@ pub struct Pieces<'a> {
 enum Ways<'a> {
     Runs(ContiguousRuns),
     Chunks(ChunkGrid<'a>),
-    /// One piece for the whole selection, and whether it was returned.
+    /// One piece of fill values for the whole selection, and whether the piece was returned.
     Absent(bool),
 }
 
@@ -289,13 +288,13 @@ struct ContiguousRuns {
     file_size: u64,
     /// Distance from one index to the next in each dimension, in bytes.
     strides: Vec<u64>,
-    /// Distance from one record to the next in bytes, if bytes of other variables are between them.
+    /// Distance from one record to the next in bytes, if bytes of other variables are in between.
     apart: Option<u64>,
-    /// Dimension that is cut: dimensions before it advance index by index, those after it are complete.
+    /// Dimension that is cut: dimensions before it advance index by index, and dimensions after it are complete.
     cut: usize,
-    /// Number of indices of `cut` in a piece.
+    /// Number of indices of dimension `cut` in a piece.
     rows: u64,
-    /// Next indices; `None` at the end.
+    /// Indices of the next piece; `None` at the end.
     next: Option<Vec<u64>>,
 }
 
@@ -426,7 +425,7 @@ impl ContiguousRuns {
     }
 }
 
-/// Pieces that are chunks.
+/// Pieces of chunked data: each piece is a chunk.
 #[derive(Debug)]
 struct ChunkGrid<'a> {
     chunked: &'a Chunked,
@@ -519,7 +518,7 @@ impl<'a> ChunkGrid<'a> {
         Some(found)
     }
 
-    /// Advances to the next chunk that the selection needs: steps may be longer than chunks.
+    /// Advances to the next chunk that the selection needs: steps of the selection may be longer than chunks.
     fn step(&mut self, selection: &[IndexRange]) {
         let Some(next) = &mut self.next else { return };
         for dimension in (0..next.len()).rev() {

@@ -1,40 +1,40 @@
 //! Times in CF notation (`days since 1850-01-01`, in several calendars), and the indices of a coordinate within a time span.
 //!
-//! The code follows the CF conventions, section 4.4. Months and years as units are those of the calendar: `1 months since 2000-01-31` is
-//! 29 February, and a fraction means that part of the month in which it falls.
+//! The code follows the CF conventions, section 4.4. The units month and year are months and years of the calendar: `1 months since
+//! 2000-01-31` is 29 February, and a fraction means that part of the month in which it falls.
 
 use std::fmt;
 
 use crate::{Error, IndexRange, Result, Variable};
 
-/// Rule for counting days.
+/// Calendar: rule for counting days.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Calendar {
-    /// Julian up to 4 October 1582, Gregorian from 15 October on: `standard`, `gregorian`.
+    /// Julian calendar up to 4 October 1582, Gregorian from 15 October 1582 on: `standard`, `gregorian`.
     Standard,
-    /// Always Gregorian.
+    /// Gregorian calendar at all times.
     Gregorian,
-    /// Always Julian.
+    /// Julian calendar at all times.
     Julian,
-    /// Without 29 February.
+    /// Every year is without 29 February.
     NoLeap,
-    /// With 29 February in every year.
+    /// Every year has 29 February.
     AllLeap,
-    /// Twelve months of 30 days.
+    /// Every year has twelve months of 30 days.
     Days360,
 }
 
 const MONTHS: [i64; 12] = [31, 28, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
-/// Maximum distance of supported years from 0.
+/// Maximum distance of supported years from the year 0.
 const YEARS_MAX: i64 = 100_000;
 /// 15 October 1582, the first Gregorian day, as days since 1 March of the year 0 in the Gregorian calendar.
 const FIRST_GREGORIAN: i64 = 578_041;
 
 impl Calendar {
-    /// Returns the calendar with CF's name.
+    /// Returns the calendar with this name in the CF conventions.
     ///
     /// # Errors
-    /// If the name is not known.
+    /// If the name of the calendar is not known.
     pub fn named(name: &str) -> Result<Self> {
         Ok(match name.to_ascii_lowercase().as_str() {
             "standard" | "gregorian" | "" => Self::Standard,
@@ -64,7 +64,7 @@ impl Calendar {
         }
     }
 
-    /// Returns whether a day is counted with Julian leap years.
+    /// Returns whether this calendar counts a day with Julian leap years.
     fn is_julian(self, day: Date) -> bool {
         self == Self::Julian
             || self == Self::Standard && (day.year, day.month, day.day) < (1582, 10, 15)
@@ -82,7 +82,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the number of a day.
+    /// Returns the number of a day in this calendar.
     fn number(self, day: Date) -> i64 {
         let Date {
             year,
@@ -114,7 +114,7 @@ impl Calendar {
         }
     }
 
-    /// Returns the second at which a day begins.
+    /// Returns the second of the calendar at which a day begins.
     #[expect(
         clippy::cast_precision_loss,
         reason = "days of 200 000 years are far below 2^52"
@@ -123,7 +123,7 @@ impl Calendar {
         self.number(day) as f64 * DAY
     }
 
-    /// Returns the day of a second, if its year is supported.
+    /// Returns the day that contains a second of the calendar, if the day's year is supported.
     #[expect(
         clippy::cast_possible_truncation,
         reason = "checked against the years that are counted"
@@ -133,7 +133,7 @@ impl Calendar {
         (day.abs() < 366.0 * YEARS_MAX as f64).then(|| self.day(day as i64))
     }
 
-    /// Returns the day with a number.
+    /// Returns the day with a number in this calendar.
     fn day(self, number: i64) -> Date {
         // The estimate is wrong by at most a year; the search then continues month by month.
         let mut year = number * 400 / 146_097;
@@ -184,11 +184,11 @@ impl Calendar {
 /// Day of a calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Date {
-    /// Year; year 0 precedes year 1.
+    /// Year of the date; year 0 precedes year 1.
     pub year: i64,
-    /// 1 to 12.
+    /// Month of the date, 1 to 12.
     pub month: i64,
-    /// 1 to 31.
+    /// Day of the month, 1 to 31.
     pub day: i64,
 }
 
@@ -198,12 +198,12 @@ impl fmt::Display for Date {
     }
 }
 
-/// Day and time of day.
+/// Day of a calendar and time of the day.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DateTime {
-    /// Day.
+    /// Day of a calendar.
     pub date: Date,
-    /// Second of that day.
+    /// Second of the day.
     pub seconds: f64,
 }
 
@@ -227,14 +227,14 @@ impl fmt::Display for DateTime {
 }
 
 impl DateTime {
-    /// Returns the hour, 0 to 23.
+    /// Returns the hour of the day, 0 to 23.
     #[expect(clippy::cast_possible_truncation, reason = "a day has few hours")]
     pub fn hour(&self) -> i64 {
         (self.seconds / 3600.0) as i64
     }
 }
 
-/// Meaning of the numbers of a time coordinate.
+/// Units of a time coordinate: length of a unit, start and calendar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Units {
     calendar: Calendar,
@@ -242,7 +242,7 @@ pub struct Units {
     seconds: f64,
     /// Length of one unit in months; 0 for units of a fixed length.
     months: i64,
-    /// Second of the calendar at which the count begins.
+    /// Second of the calendar at which the units begin to count.
     since: f64,
 }
 
@@ -256,10 +256,10 @@ fn halves(units: &str) -> Option<(&str, &str)> {
 }
 
 impl Units {
-    /// Parses the texts of `units` and `calendar`.
+    /// Parses the texts of the attributes `units` and `calendar`.
     ///
     /// # Errors
-    /// If they are no times since a time.
+    /// If the texts are not units of time since a time.
     pub fn parse(units: &str, calendar: &str) -> Result<Self> {
         let wrong = |why: &str| Error::Time {
             text: units.into(),
@@ -296,10 +296,10 @@ impl Units {
         })
     }
 
-    /// Returns the units of a variable, if it has any.
+    /// Returns the time units of a variable, if it has any.
     ///
     /// # Errors
-    /// If the units are invalid.
+    /// If the time units of the variable are invalid.
     pub fn of(variable: &Variable) -> Result<Option<Self>> {
         match variable.text("units") {
             Some(units) if halves(units).is_some() => {
@@ -309,12 +309,12 @@ impl Units {
         }
     }
 
-    /// Returns the day of a value.
+    /// Returns the day of a coordinate value; `None` if its year is not supported.
     pub fn date(&self, value: f64) -> Option<Date> {
         self.moment(value).map(|moment| moment.date)
     }
 
-    /// Returns the day and time of a value, rounded to the nearest millisecond.
+    /// Returns the day and time of a coordinate value, rounded to the nearest millisecond.
     pub fn moment(&self, value: f64) -> Option<DateTime> {
         let seconds = (self.seconds(value) * 1e3).round() / 1e3;
         let day = (seconds / DAY).floor();
@@ -328,7 +328,7 @@ impl Units {
         })
     }
 
-    /// Converts a value to seconds of the calendar; NaN if its year is not supported.
+    /// Converts a coordinate value to seconds of the calendar; NaN if its year is not supported.
     pub fn seconds(&self, value: f64) -> f64 {
         if self.months == 0 {
             return self.since + value * self.seconds;
@@ -344,7 +344,7 @@ impl Units {
         start + (months - whole) * (end - start)
     }
 
-    /// Returns the value for a second of the calendar.
+    /// Returns the coordinate value for a second of the calendar.
     pub fn value(&self, seconds: f64) -> f64 {
         if self.months == 0 {
             return (seconds - self.since) / self.seconds;
@@ -362,7 +362,7 @@ impl Units {
         (month + (seconds - start) / (end - start)) / of_one
     }
 
-    /// Returns the second of the calendar at `months` months after the start: on the same day of the month, or its last day.
+    /// Returns the second of the calendar at `months` months after the start: on the same day of the month, or on the month's last day.
     fn after(&self, months: i64) -> f64 {
         let Some(since) = self.calendar.at(self.since) else {
             return f64::NAN;
@@ -382,7 +382,7 @@ impl Units {
         self.calendar.seconds(date) + self.since.rem_euclid(DAY)
     }
 
-    /// Returns the value at which a day begins. Months after the twelfth are those of the next years.
+    /// Returns the coordinate value at which a day begins. Months after the twelfth are months of the next years.
     pub fn at(&self, date: Date) -> f64 {
         let month = date.year * 12 + date.month - 1;
         self.value(self.calendar.seconds(Date {
@@ -392,7 +392,7 @@ impl Units {
         }))
     }
 
-    /// Returns whether another calendar counts days in the same way, at least from this second of the calendar on.
+    /// Returns whether the calendar of other units counts days in the same way, at least from the second `from` of the calendar on.
     pub fn same_calendar(&self, other: &Self, from: f64) -> bool {
         let gregorian = from >= FIRST_GREGORIAN as f64 * DAY;
         let is_gregorian = |units: &Self| {
@@ -401,11 +401,11 @@ impl Units {
         self.calendar == other.calendar || is_gregorian(self) && is_gregorian(other)
     }
 
-    /// Returns the values from the start of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that month): the
-    /// first value, and the value after the last.
+    /// Returns the coordinate values from the start of one text (`1990-01`) to the end of another (`1999-12`, to the last moment of that
+    /// month): the first value, and the value after the last.
     ///
     /// # Errors
-    /// If a text is no time.
+    /// If a text is not a time.
     pub fn span(&self, from: &str, to: &str) -> Result<(f64, f64)> {
         let from = TimeText::parse(from, self.calendar)?.start;
         let to = TimeText::parse(to, self.calendar)?.end;
@@ -413,7 +413,7 @@ impl Units {
     }
 }
 
-/// Time in a text: its length is that of its smallest part (a year, a month, a day, an hour, a minute, a second).
+/// Time in a text: its length is the length of its smallest part (a year, a month, a day, an hour, a minute, a second).
 struct TimeText {
     start: f64,
     end: f64,
@@ -491,7 +491,7 @@ impl TimeText {
     }
 }
 
-/// Returns the seconds since midnight, and the length of that time: a day if the text is empty.
+/// Returns the seconds since midnight, and the length of the time in the text: a day if the text is empty.
 fn clock_of(text: &str) -> Option<(f64, f64)> {
     let text = text
         .trim()
@@ -530,8 +530,8 @@ fn clock_of(text: &str) -> Option<(f64, f64)> {
         .then_some((hours * 3600.0 + minutes * 60.0 + seconds - zone, len))
 }
 
-/// Returns the indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`). They are one run,
-/// because coordinates ascend or descend. Returns `None` if there are gaps in it.
+/// Returns the indices of a coordinate whose values are at least `low` and below `high` (`through`: at most `high`). The indices are
+/// consecutive, because coordinates ascend or descend. Returns `None` if there are gaps in them.
 pub fn between(values: &[f64], low: f64, high: f64, through: bool) -> Option<IndexRange> {
     let inside = |value: &f64| *value >= low && (*value < high || through && *value <= high);
     let Some(first) = values.iter().position(inside) else {

@@ -1,4 +1,4 @@
-//! Zarr, versions 2 and 3: a directory of files, with metadata files that describe the others.
+//! Reader of Zarr, versions 2 and 3: a directory of files, with metadata files that describe the other files.
 //!
 //! The name of a file determines its chunk; a shard has an index of its chunks in its file. Consolidated metadata, a description of all
 //! arrays in one file, is used if it exists. The reader follows the Zarr specifications 2 and 3, and numcodecs' names of codecs.
@@ -19,16 +19,16 @@ use crate::{
     Storage, Value, Variable,
 };
 
-/// Files that describe the contents of a directory. Each of the first four makes the directory a Zarr.
+/// Names of metadata files, which describe the contents of a directory. Each of the first four makes the directory a Zarr.
 pub const METADATA: [&str; 5] = ["zarr.json", ".zgroup", ".zarray", ".zmetadata", ".zattrs"];
 
 /// Maximum size of a metadata file, in bytes.
 const METADATA_MAX: u64 = 8 << 20;
 /// Maximum size of all metadata files together, in bytes.
 const METADATA_ALL_MAX: u64 = 32 << 20;
-/// Maximum number of files and directories that are examined.
+/// Maximum number of files and directories of a Zarr that are examined.
 const LOOKS_MAX: usize = 1 << 18;
-/// Maximum depth of nested groups.
+/// Maximum depth of nested groups in a Zarr.
 const DEPTH_MAX: usize = 32;
 /// Maximum number of chunks in a shard.
 pub const SHARD_CHUNKS_MAX: u64 = 1 << 20;
@@ -36,30 +36,30 @@ pub const SHARD_CHUNKS_MAX: u64 = 1 << 20;
 /// Locations of the chunks of a Zarr array.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ZarrIndex {
-    /// Text before a chunk's place: `tas/c/`, or `tas/`.
+    /// Text before the place of a chunk in a file's name: `tas/c/`, or `tas/`.
     prefix: String,
-    /// Separator of its numbers: `/` or `.`.
+    /// Separator of the numbers in a chunk's place: `/` or `.`.
     separator: char,
-    /// Name of the chunk if there are no dimensions.
+    /// Name of the only chunk if the array has no dimensions.
     scalar: String,
     /// Shape of a shard in chunks, and location of the index in a shard; `None` if each chunk is a file.
     shard: Option<Shard>,
 }
 
-/// File with several chunks.
+/// Shard: a file with several chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Shard {
     chunks: Vec<u64>,
-    /// Whether the index is at the start, and not at the end.
+    /// Whether the chunk index is at the start of the shard, and not at its end.
     first: bool,
-    /// Whether a checksum of four bytes follows it.
+    /// Whether a checksum of four bytes follows the chunk index.
     checksum: bool,
 }
 
-/// Reads the description of the arrays in a directory.
+/// Reads the description of the Zarr arrays in a directory.
 ///
 /// # Errors
-/// If the directory is no Zarr, if its metadata are corrupt, or if they exceed the limits of any real Zarr.
+/// If the directory is no Zarr, if its metadata is corrupt, or if it exceeds the limits of any real Zarr.
 pub fn read(directory: &dyn Directory) -> Result<Header> {
     let mut reader = ZarrReader {
         directory,
@@ -96,7 +96,7 @@ pub fn read(directory: &dyn Directory) -> Result<Header> {
 /// Returns whether a directory is a Zarr.
 ///
 /// # Errors
-/// If its files cannot be read.
+/// If files of the directory cannot be read.
 pub fn is(directory: &dyn Directory) -> io::Result<bool> {
     for name in &METADATA[..4] {
         if directory.size(name)?.is_some() {
@@ -204,7 +204,7 @@ impl ZarrReader<'_> {
     }
 }
 
-/// First character of a text that stands for a number which JSON does not support.
+/// First character of a JSON text that stands for a number which JSON does not support.
 const NUMBER: char = '\0';
 
 /// Returns the same JSON with `NaN`, `Infinity` and `-Infinity` as texts; `None` if it contains none of these.
@@ -235,7 +235,7 @@ fn with_texts(bytes: &[u8]) -> Option<Vec<u8>> {
     found.then_some(out)
 }
 
-/// Returns a number, including one that JSON does not support.
+/// Returns a number of a JSON value, including a number that JSON does not support.
 pub(crate) fn real(json: &Json) -> Option<f64> {
     let text = json.as_str().and_then(|text| text.strip_prefix(NUMBER));
     match text {
@@ -254,7 +254,7 @@ fn joined(path: &str, name: &str) -> String {
     }
 }
 
-/// Metadata file, for errors in it.
+/// Contents of a Zarr metadata file, with its path for errors.
 struct MetadataFile<'a> {
     file: String,
     json: &'a Map<String, Json>,
@@ -275,7 +275,7 @@ impl MetadataFile<'_> {
         numbers.ok_or_else(|| self.wrong(format!("no list of sizes at {of}")))
     }
 
-    /// Returns the sizes of chunks of an array with this many dimensions.
+    /// Returns the sizes of the chunks of an array with `rank` dimensions.
     fn chunk_shape(&self, json: Option<&Json>, of: &str, rank: usize) -> Result<Vec<u64>> {
         let shape = self.numbers(json, of)?;
         if shape.len() != rank || shape.contains(&0) {
@@ -292,7 +292,7 @@ impl MetadataFile<'_> {
     }
 }
 
-/// Returns an element that was never written, or the reason why it is not known.
+/// Returns the bytes of an element that was never written, or the reason why it is not known.
 fn filled(data_type: &DataType, json: &Map<String, Json>) -> (Option<Vec<u8>>, Option<Storage>) {
     match fill_of(data_type, json.get("fill_value")) {
         Ok(fill) => (fill, None),
@@ -300,7 +300,7 @@ fn filled(data_type: &DataType, json: &Map<String, Json>) -> (Option<Vec<u8>>, O
     }
 }
 
-/// Returns the dimensions of an array, with these sizes and with the existing names.
+/// Returns the dimensions of an array, with these sizes and with the names that exist.
 fn dimensions(sizes: Vec<u64>, names: Option<&Vec<Json>>) -> Vec<Dimension> {
     let name = |position: usize| names?.get(position)?.as_str();
     let dimension = |(position, size): (usize, u64)| Dimension {
@@ -349,11 +349,11 @@ fn value(json: &Json) -> Value {
     }
 }
 
-/// Finds chunks by their places.
+/// Finder of the chunks of a Zarr array by their places in the grid.
 pub(crate) struct Lookup<'a> {
     index: &'a ZarrIndex,
     directory: &'a dyn Directory,
-    /// Index of the last used shard: its place and its bytes.
+    /// Index of the last used shard: the shard's place, and the bytes of its index.
     shard: Option<(Vec<u64>, Option<Vec<u8>>)>,
 }
 

@@ -1,5 +1,5 @@
-//! Zip file as a directory, for a Zarr in it. Only uncompressed members can be read: a compressed member has no bytes of its own in the
-//! file.
+//! Zip file as a directory, for a Zarr in the zip file. Only uncompressed members can be read: the bytes of a compressed member are not in
+//! the zip file.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -8,9 +8,9 @@ use std::io;
 use crate::bytes::{Cursor, LimitedBytes};
 use crate::{Bytes, Directory, Error, Result};
 
-/// Maximum number of members.
+/// Maximum number of members of a zip file.
 pub const MEMBERS_MAX: u64 = 1 << 20;
-/// Number of bytes at the end that may contain the end of the directory: its record and the longest comment.
+/// Number of bytes at the end of a zip file that may contain the end of the directory: its record and the longest comment.
 const END_MAX: u64 = 22 + 0xffff;
 const WHAT: &str = "zip directory";
 
@@ -20,11 +20,11 @@ struct ZipMember {
     stored: bool,
 }
 
-/// Zip file.
+/// Zip file, read as a directory of its members.
 pub struct Zip<'a> {
     bytes: &'a dyn Bytes,
     members: BTreeMap<String, ZipMember>,
-    /// Offsets of members, each looked up once.
+    /// Offsets of members in the zip file, each looked up once.
     begins: RefCell<BTreeMap<String, u64>>,
 }
 
@@ -40,7 +40,7 @@ impl<'a> Zip<'a> {
     /// Reads the directory of a zip file.
     ///
     /// # Errors
-    /// If the file has no directory, if it is corrupt, or if it has more than [`MEMBERS_MAX`] members.
+    /// If the zip file has no directory, if its directory is corrupt, or if it has more than [`MEMBERS_MAX`] members.
     pub fn open(bytes: &'a dyn Bytes) -> Result<Self> {
         let mut source = LimitedBytes::new(bytes);
         let (start, len, count) = directory(&mut source)?;
@@ -64,7 +64,7 @@ impl<'a> Zip<'a> {
         })
     }
 
-    /// Returns the offset of the first byte of a member.
+    /// Returns the offset of the first byte of a member in the zip file.
     fn begin(&self, path: &str) -> io::Result<u64> {
         if let Some(begin) = self.begins.borrow().get(path) {
             return Ok(*begin);
@@ -101,7 +101,7 @@ impl<'a> Zip<'a> {
     }
 }
 
-/// Returns the offset of the directory, its length and its number of members.
+/// Returns the offset of the zip file's directory, its length and its number of members.
 fn directory(source: &mut LimitedBytes<'_>) -> Result<(u64, u64, u64)> {
     let len = source.size().min(END_MAX);
     let start = source.size() - len;

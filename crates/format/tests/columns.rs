@@ -1,4 +1,4 @@
-//! Tests fixed records with descriptions by the user.
+//! Tests of fixed records with descriptions by the user.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -18,7 +18,7 @@ fn file() -> Vec<u8> {
 }
 
 #[test]
-fn columns_become_variables_of_one_dimension() {
+fn fixed_record_columns_become_variables_of_one_dimension() {
     let file = file();
     let header = columns::read("time=<f8,id=>u4,name=S3@6", &file).unwrap();
     assert_eq!(
@@ -88,7 +88,7 @@ fn columns_become_variables_of_one_dimension() {
 }
 
 #[test]
-fn invalid_columns_are_refused() {
+fn invalid_fixed_record_descriptions_are_refused() {
     for (text, why) in [
         ("time", "\"time\" is no NAME=TYPE"),
         ("time=<q8", "time: no type \"<q8\""),

@@ -91,7 +91,7 @@ fn dimensions(found: &[Dimension], json: &Json, of: &str) {
     }
 }
 
-/// Compares the index of chunks, with each chunk's first element.
+/// Compares the chunks in a variable's index with the expected chunks, with each chunk's first element.
 fn chunks(variable: &Variable, json: &Json, bytes: &dyn tidemill_format::Bytes, of: &str) {
     match (&variable.storage, &json["chunks"]) {
         (Storage::Chunked(chunked), Json::Array(expected)) => {
@@ -197,7 +197,7 @@ fn variable(variable: &Variable, json: &Json, store: VariableSource<'_>, of: &st
     compared
 }
 
-/// Compares a header with the expected one; returns the number of selections with the same values.
+/// Compares a header with the expected header; returns the number of selections with the same values.
 fn compare(header: &Header, json: &Json, store: VariableSource<'_>, of: &str) -> usize {
     attributes(&header.attributes, &json["attributes"], of);
     let expected = json["variables"].as_array().unwrap();
@@ -271,7 +271,7 @@ fn fixtures_read_the_same_as_by_reference_libraries() {
     assert!(compared > 500, "{compared}");
 }
 
-/// The same check for any files. `TIDEMILL_FORMAT_FILES` names a list of them, each with the output of `describe.py` next to it.
+/// Compares any files like the fixtures. `TIDEMILL_FORMAT_FILES` names a list of files, each with the output of `describe.py` next to it.
 #[test]
 fn listed_files_read_the_same_as_by_reference_libraries() {
     let Ok(list) = std::env::var("TIDEMILL_FORMAT_FILES") else {

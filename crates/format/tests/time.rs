@@ -1,4 +1,4 @@
-//! Compares times with those of cftime: `times.py` writes its output.
+//! Compares times with the times of cftime: `times.py` writes the output of cftime.
 
 use tidemill_format::time::{Units, between};
 
@@ -20,7 +20,7 @@ fn dates_match_cftime() {
 }
 
 #[test]
-fn span_ends_with_its_last_month() {
+fn time_span_ends_with_its_last_month() {
     let units = Units::parse("days since 1850-01-01 00:00:00", "noleap").unwrap();
     let middles: Vec<f64> = (0..165 * 12)
         .map(|month| f64::from(month) * 365.0 / 12.0 + 15.0)

@@ -2,7 +2,7 @@
 //! tabs. The answer contains the elapsed seconds, the processor seconds of this process, and the result, separated by tabs. Files are
 //! read in advance, and results are written to memory that was used before, so only the loop is measured.
 //!
-//! `copy` (memory to memory) is a peer for comparison.
+//! `copy` (memory to memory) is a run to compare the kernels with.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use rustix::mm::{MapFlags, ProtFlags};
 use tidemill_kernel::memory;
 
-/// Start of a measurement: the time, and the processor time that this process has used.
+/// Start of a measurement: the wall-clock time, and the processor time that this process has used so far.
 struct Start(Instant, Duration);
 
 impl Start {
@@ -23,7 +23,7 @@ impl Start {
         Self(Instant::now(), used())
     }
 
-    /// Returns the elapsed seconds, and the processor seconds.
+    /// Returns the elapsed seconds, and the processor seconds used, since the start.
     fn seconds(&self) -> (f64, f64) {
         (
             self.0.elapsed().as_secs_f64(),
@@ -45,7 +45,7 @@ fn used() -> Duration {
     )
 }
 
-/// Times of a run, and its result.
+/// Elapsed and processor seconds of a run, and its result.
 type TimedRun = Result<((f64, f64), String), Box<dyn Error>>;
 
 /// Contents of files, and buffers for results.

@@ -2,8 +2,8 @@
 //! separated by tabs. `HOW` is `map` (the file is mapped) or `read` (read in pieces into one buffer) or `cache` (the file's first 256 KiB
 //! repeatedly, as many bytes as the file has). The answer contains the elapsed seconds, a tab, and the first line of the result.
 //!
-//! `plain-sum` with `dtype=i32`, `f32` or `f64` is the peer for kernels that are limited by memory: only a sum, as fast as memory
-//! delivers the bytes. `run` in place of `HOW` runs a kernel that is no fold, over the whole file.
+//! `plain-sum` with `dtype=i32`, `f32` or `f64` is the run to compare memory-bound kernels with: only a sum, as fast as memory delivers the
+//! bytes. `run` in place of `HOW` runs a kernel that is no fold, over the whole file.
 
 use std::error::Error;
 use std::fs::File;
@@ -18,7 +18,7 @@ use tidemill_kernel::{fold_builtin, run_builtin};
 /// Number of bytes in a read; see `docs/kernels.md` for the effect of other sizes.
 const READ_BYTES: usize = 256 << 10;
 
-/// Processes pieces of a file, and returns a result.
+/// Measured work: processes pieces of a file, and returns a result.
 trait BenchJob {
     fn take(&mut self, offset: u64, bytes: &[u8]) -> Result<(), Box<dyn Error>>;
     fn end(self: Box<Self>) -> Result<String, Box<dyn Error>>;
@@ -106,7 +106,7 @@ fn sum(plain: &mut BenchNumber, bytes: &[u8]) {
     }
 }
 
-/// Passes on the whole file, mapped.
+/// Passes the whole file, mapped, to the job.
 fn mapped(file: &File, job: &mut dyn BenchJob) -> Result<(), Box<dyn Error>> {
     let length = usize::try_from(file.metadata()?.len())?;
     // SAFETY: a new mapping at an address of the system's choice; no process changes the file during a benchmark.
@@ -138,7 +138,7 @@ fn read(mut file: &File, buffer: &mut [u8], job: &mut dyn BenchJob) -> Result<()
     }
 }
 
-/// Passes on the first piece as often as it fits into the file.
+/// Passes the first piece of the file to the job as often as it fits into the file.
 fn cached(
     mut file: &File,
     buffer: &mut [u8],

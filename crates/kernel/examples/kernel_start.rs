@@ -1,6 +1,6 @@
-//! Measures the duration of a kernel's run, from `spawn` to its end, and prints it as JSON lines. The kernel reads an input of 8 bytes,
-//! in an existing private directory. For comparison, the program also measures the plain fork and exec of a program, and the bare child of
-//! built-in kernels. All measurements take turns, so that other load affects all of them alike. Build it with `--release`.
+//! Measures the duration of a kernel's run, from `spawn` to its end, and prints it as JSON lines. The kernel reads an input of 8 bytes, in
+//! an existing private directory. For comparison, the program also measures the plain fork and exec of a program, and the bare child of
+//! built-in kernels. The measurements take turns, so that other load affects all of them alike. Build this example with `--release`.
 //!
 //! `kernel_start [ROUNDS]`
 
@@ -143,7 +143,7 @@ fn timed(work: impl FnOnce() -> Result<(), Box<dyn Error>>) -> Result<Duration, 
     Ok(begin.elapsed())
 }
 
-/// Prints the median and the lowest tenth; returns the median in milliseconds.
+/// Prints the median and the 10th percentile of the times; returns the median in milliseconds.
 fn report(what: &str, times: &mut [Duration]) -> f64 {
     times.sort_unstable();
     let at = |part: usize| times[times.len() * part / 10].as_secs_f64() * 1e3;

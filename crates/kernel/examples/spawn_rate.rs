@@ -1,5 +1,5 @@
-//! Measures the rate of kernel starts (with and without the sandbox) and the read rate of built-in kernels, and prints them as JSON
-//! lines. Build it with `--release`.
+//! Measures the rate of kernel starts (with and without the sandbox) and the read rate of built-in kernels, and prints both as JSON lines.
+//! Build this example with `--release`.
 //!
 //! `spawn_rate [RUNS [MEBIBYTES]]`
 

@@ -1,5 +1,5 @@
-//! Opened code of a run. The launcher opens each code file once, with the rights of the run's user, and uses only the open file from then
-//! on. The owner of a program's directory can change the target of the program's name at any moment.
+//! Opened code of a run. The launcher opens each code file once, with the rights of the run's user, and then uses only the open file. The
+//! owner of a program's directory can change the target of the program's name at any moment.
 
 use std::ffi::{CStr, CString};
 use std::fs::{File, Metadata};
@@ -23,15 +23,15 @@ const READ: u32 = 4;
 pub(crate) const WRITE: u32 = 2;
 pub(crate) const EXECUTE: u32 = 1;
 
-/// Longest first line of a script that the operating system reads.
+/// Maximum length of a script's first line that the operating system reads, in bytes.
 const FIRST_LINE_BYTES: usize = 256;
 
-/// A file of code, open.
+/// An open code file.
 #[derive(Debug)]
 pub(crate) struct CodeFile {
-    /// At its beginning.
+    /// Open file, at its beginning.
     pub(crate) file: File,
-    /// Its blake3 hash in hexadecimal.
+    /// blake3 hash of the file's content in hexadecimal.
     pub(crate) hash: String,
     /// Whether the kernel's user can execute the file at its own path.
     pub(crate) reached: bool,
@@ -93,12 +93,12 @@ fn open_one(path: &Path, executed: bool, run: &Run, ids: Ids) -> Result<CodeFile
     })
 }
 
-/// Returns the input that is this file, if any.
+/// Returns the run's input that is the file at `path`, if any.
 pub(crate) fn input_of<'a>(run: &'a Run, path: &Path) -> Option<&'a RunInput> {
     run.inputs.iter().find(|input| input.path == path)
 }
 
-/// Returns the hash of code with these files, in hexadecimal.
+/// Returns the hash of a run's code with these code files, in hexadecimal.
 pub(crate) fn hash(code: &CodeSource, files: &[CodeFile]) -> String {
     let mut files = files.iter();
     let part = |part: &CodeSource| match part {
@@ -117,8 +117,8 @@ fn open_code(path: &Path) -> io::Result<(File, Metadata)> {
     open_plain(CWD, path, ResolveFlags::NO_MAGICLINKS)
 }
 
-/// Opens code with the rights of a user, of whose groups only the primary one counts. The second value tells whether the kernel's user
-/// can reach the file.
+/// Opens code with the rights of a user, of whose groups only the primary group counts. The second value is true if the kernel's user can
+/// reach the file at its path.
 fn open_as(user: User, kernel: User, path: &Path, executed: bool) -> io::Result<(File, bool)> {
     let rights = Rights::of(user)?;
     let (file, _) = open_code(path)?;
@@ -145,10 +145,10 @@ fn may_execute(at: impl AsFd, path: &CStr) -> io::Result<()> {
     }
 }
 
-/// Rights of this thread over files, until this value is dropped. If this process does not run as root, they are its own rights.
+/// Rights of this thread over files, until this value is dropped. If this process does not run as root, the thread keeps its own rights.
 struct Rights;
 
-/// Groups of this process.
+/// Supplementary groups of this process.
 static OWN_GROUPS: LazyLock<Vec<Gid>> =
     LazyLock::new(|| rustix::process::getgroups().unwrap_or_default());
 
@@ -198,7 +198,7 @@ fn take(user: User) -> io::Result<()> {
     }
 }
 
-/// Returns whether `user` may do all of `bits` (4 read, 2 write, 1 execute) with a file, without capabilities.
+/// Returns whether `user` may use a file for all of `bits` (4 read, 2 write, 1 execute), without capabilities.
 pub(crate) fn may(data: &Metadata, user: User, bits: u32) -> bool {
     let shift = if data.uid() == user.uid {
         6
@@ -233,7 +233,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn interpreter_is_read_from_first_line() {
+    fn script_interpreter_is_read_from_first_line() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("script");
         std::fs::write(&file, "#! /usr/bin/env python3\nprint()\n").unwrap();

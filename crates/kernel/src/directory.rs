@@ -1,7 +1,7 @@
-//! Lists the files of an output that is a directory, after the kernel has ended and this process has taken the directory back.
+//! Listing of the files of an output directory, after the kernel has ended and this process owns the directory again.
 //!
-//! The listing follows no links. Each directory gets this process as its owner when the listing enters it, so an entry that was seen still
-//! exists when it is taken. The result contains only names and lengths.
+//! The listing follows no links. This process becomes the owner of each directory when the listing enters it, so an entry that was listed
+//! still exists when its file is moved. The result contains only names and lengths.
 
 use std::ffi::CStr;
 use std::io;
@@ -14,16 +14,16 @@ use rustix::io::Errno;
 use crate::error::OutputError;
 use crate::private::{OWN_USER, enter, next, reclaim};
 
-/// Maximum contents of an output that is a directory.
+/// Maximum contents of an output directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryBounds {
-    /// Number of files.
+    /// Maximum number of files.
     pub files: usize,
-    /// Depth of nested directories.
+    /// Maximum depth of nested directories.
     pub depth: usize,
 }
 
-/// See [`crate::Prepared::output_files`].
+/// Returns the files of an output directory; see [`crate::Prepared::output_files`].
 pub(crate) fn list(
     root: &Arc<OwnedFd>,
     output: &str,
@@ -52,7 +52,7 @@ struct DirectoryWalk<'a> {
     output: &'a str,
     most: DirectoryBounds,
     found: Vec<(String, u64)>,
-    /// Files and directories found so far.
+    /// Number of files and directories found so far.
     entries: usize,
 }
 
@@ -62,7 +62,7 @@ impl DirectoryWalk<'_> {
         OutputError::Io { name, source }
     }
 
-    /// Opens one component of the path to the output.
+    /// Opens one component of the path to the output directory.
     fn enter(&self, directory: &Arc<OwnedFd>, part: &str) -> Result<OwnedFd, OutputError> {
         let name = std::ffi::CString::new(part).map_err(|error| self.failed(error.into()))?;
         let directory: &OwnedFd = directory;
@@ -74,7 +74,7 @@ impl DirectoryWalk<'_> {
         })
     }
 
-    /// Records the contents of a directory whose name ends in a slash.
+    /// Records the contents of a directory; `name` ends in a slash.
     fn directory(
         &mut self,
         directory: &OwnedFd,
@@ -155,7 +155,7 @@ mod tests {
 
     const MOST: DirectoryBounds = DirectoryBounds { files: 4, depth: 2 };
 
-    /// Returns the listing of the output `o/p/` after `fill` has made its contents.
+    /// Returns the listing of the output `o/p/` after `fill` has created its contents.
     fn listed(fill: impl FnOnce(&Path)) -> Result<Vec<(String, u64)>, OutputError> {
         let root = tempfile::tempdir().unwrap();
         let output = root.path().join("o/p");
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_listed_in_order_of_names() {
+    fn output_directory_lists_files_in_order_of_names() {
         let found = listed(|output| {
             for directory in ["a/b", "empty/very"] {
                 fs::create_dir_all(output.join(directory)).unwrap();
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_or_excessive_directory_is_refused() {
+    fn invalid_or_too_large_output_directory_is_refused() {
         let write = |path: &Path| fs::write(path, "x").unwrap();
         let empty = listed(|output| fs::create_dir_all(output.join("a/b")).unwrap());
         assert!(matches!(empty, Err(OutputError::Empty(_))), "{empty:?}");

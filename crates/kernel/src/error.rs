@@ -1,4 +1,4 @@
-//! Errors before a kernel runs. Failures of a running kernel are an [`crate::RunEnd`].
+//! Errors before a kernel runs. Failures of a running kernel are described by [`crate::RunEnd`].
 
 use std::io;
 use std::path::PathBuf;
@@ -12,38 +12,38 @@ pub enum SetupError {
          cluster with all data that the node can reach"
     )]
     WeakSandbox {
-        /// Missing parts of the sandbox.
+        /// Names of the missing parts of the sandbox.
         missing: String,
     },
     /// The filter of system calls could not be built.
     #[error("the filter of system calls cannot be built: {0}")]
     Filter(String),
-    /// The process that ends the kernels when this process dies could not be started.
+    /// The keeper, the process that ends the kernels when this process dies, could not be started.
     #[error("cannot start the process that ends kernels when this one dies: {0}")]
     Keeper(#[source] io::Error),
-    /// The program that built-in and native kernels run in cannot be opened.
+    /// The program in which built-in and native kernels run cannot be opened.
     #[error("cannot open {path}, the program that built-in and native kernels run in: {source}")]
     Child {
-        /// Its path.
+        /// Path of the program.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
 }
 
-/// Reason why a private directory could not be made.
+/// Reason why the private directory of a run could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum PrepareError {
-    /// A path that must be absolute is not.
+    /// A path of the run is not absolute.
     #[error("{0} is not an absolute path")]
     NotAbsolute(PathBuf),
-    /// A name that leads out of the private directory, or into its reserved part.
+    /// The name of an input or output leads out of the private directory, or into its reserved part.
     #[error(
         "the file name {0:?} cannot be used in a private directory: it must be relative, without `.`, `..` or \
          empty parts, and not begin with `.tidemill`"
     )]
     Name(String),
-    /// A pipeline that does not write exactly one output.
+    /// A pipeline does not write exactly one output.
     #[error(
         "a pipeline of kernels writes one output, the standard output of its last kernel, but the task names {0}"
     )]
@@ -51,41 +51,41 @@ pub enum PrepareError {
     /// A stage of a pipeline is itself a pipeline.
     #[error("a pipeline of kernels can't be part of another pipeline")]
     NestedPipeline,
-    /// Two inputs or outputs have one name, or one is a directory of another.
+    /// Two inputs or outputs have the same name, or the name of one is a directory of the other.
     #[error("the file name {0:?} is used twice, or both as a file and as a directory")]
     NameTwice(String),
     /// `stdin` or `stdout` names no file of the run.
     #[error("{stream} is {name:?}, which is not among the task's {list}")]
     Stream {
-        /// `stdin` or `stdout`.
+        /// Name of the stream: `stdin` or `stdout`.
         stream: &'static str,
-        /// The name it was given.
+        /// Name that was given for the stream.
         name: String,
-        /// `inputs` or `outputs`.
+        /// List that lacks the name: `inputs` or `outputs`.
         list: &'static str,
     },
     /// An input is missing, unreadable or not a plain file.
     #[error("input {name:?} ({path}) cannot be used: {source}")]
     Input {
-        /// Its name.
+        /// Name of the input.
         name: String,
-        /// The file.
+        /// Path of the input's file.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
-    /// The task could change this input through a hard link in its directory.
+    /// The task could change an input through a hard link in its directory.
     #[error(
         "input {name:?} ({path}) belongs to the task's own user or is writable by it, so a hard link would let \
          the task change it; present inputs as symbolic links"
     )]
     WritableInput {
-        /// Its name.
+        /// Name of the input.
         name: String,
-        /// The file.
+        /// Path of the input's file.
         path: PathBuf,
     },
-    /// Kernels cannot run under this user or group, because its number is in the range of the kernels' own numbers.
+    /// Kernels cannot run as this user or group, because its number is in the range of the kernels' own numbers.
     #[error(
         "kernels of user or group {0} can't be run: numbers from {from} on are those of kernels",
         from = crate::sandbox::ids::KERNELS
@@ -94,57 +94,57 @@ pub enum PrepareError {
     /// A built-in kernel of this name does not exist.
     #[error("built-in kernel {name:?} does not exist; known are: {known}")]
     UnknownBuiltin {
-        /// The name asked for.
+        /// Requested name of a kernel.
         name: String,
-        /// The names that exist.
+        /// Names of the built-in kernels.
         known: String,
     },
-    /// The program or shared object cannot be used.
+    /// The file of a program or shared object cannot be used.
     #[error("the kernel's code {path} cannot be used: {source}")]
     Code {
-        /// The file.
+        /// Path of the code file.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
-    /// This program was built without support for modules.
+    /// This program was built without support for WebAssembly modules.
     #[error(
         "this node was built without WASM, so it cannot run modules; build `tidemill` with `--features wasm`, \
          or use the kernel as a shared object"
     )]
     NoWasm,
-    /// A module cannot be compiled.
+    /// A WebAssembly module cannot be compiled.
     #[error("the module {path} cannot be used: {reason}")]
     Module {
-        /// The module.
+        /// Path of the module.
         path: PathBuf,
-        /// Message of the compiler.
+        /// Message of the compiler about the module.
         reason: String,
     },
-    /// The process that compiles modules could not be run.
+    /// The child process that compiles WebAssembly modules could not be run.
     #[error("cannot compile the module {path}: {source}")]
     Compiler {
-        /// The module.
+        /// Path of the module.
         path: PathBuf,
         /// Cause.
         source: Box<SpawnError>,
     },
-    /// Other users can write to the directory of compiled modules, or it does not belong to this program's user.
+    /// Other users can write to the directory of compiled modules, or the directory does not belong to this program's user.
     #[error(
         "compiled modules are not kept in {path}: it must be a directory of user {uid} that nobody else can write to"
     )]
     ModuleDirectory {
-        /// The directory.
+        /// Path of the directory of compiled modules.
         path: PathBuf,
-        /// The user.
+        /// Id of the user that must own the directory.
         uid: u32,
     },
     /// The task's user has no right to use this file of the host as code.
     #[error("user {uid} may not read the kernel's code {path}, or may not execute it")]
     Forbidden {
-        /// The program.
+        /// Path of the code file.
         path: PathBuf,
-        /// The user.
+        /// Id of the task's user.
         uid: u32,
     },
     /// The interpreter that a script names does not exist.
@@ -152,12 +152,12 @@ pub enum PrepareError {
         "the script {path} names the interpreter {interpreter:?} in its first line, which does not exist"
     )]
     Interpreter {
-        /// The script.
+        /// Path of the script.
         path: PathBuf,
         /// Interpreter in the script's first line.
         interpreter: String,
     },
-    /// The directory, or a file or directory in it, could not be made.
+    /// The private directory, or a file or directory in it, could not be made.
     #[error("cannot make {path}: {source}")]
     Make {
         /// Path that could not be made.
@@ -170,13 +170,13 @@ pub enum PrepareError {
 /// Reason why a prepared run could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum SpawnError {
-    /// An argument or variable holds a zero byte.
+    /// An argument or environment variable contains a zero byte.
     #[error("an argument, variable or path contains a zero byte: {0:?}")]
     ZeroByte(String),
     /// The operating system refused to start the kernel's code.
     #[error("cannot start {program}: {}", explain_execute(.source))]
     Execute {
-        /// The program.
+        /// Path of the program.
         program: String,
         /// Cause.
         source: io::Error,
@@ -189,51 +189,51 @@ pub enum SpawnError {
         /// Cause.
         source: io::Error,
     },
-    /// The rules of file access could not be made.
+    /// The Landlock rules of file access could not be made.
     #[error("the rules of file access cannot be made: {0}")]
     Rules(#[from] landlock::RulesetError),
     /// A file that the kernel may read cannot be opened.
     #[error("cannot open {path}, which the kernel may read: {source}")]
     Readable {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
         /// Cause.
         source: io::Error,
     },
-    /// The system provided no pipe, process or thread.
+    /// The operating system provided no pipe, process or thread.
     #[error("cannot start a process: {0}")]
     Process(io::Error),
 }
 
-/// Reason why an output cannot be kept.
+/// Reason why an output of a kernel cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OutputError {
     /// The kernel did not write the output.
     #[error("the kernel ended well but did not write its output {0:?}")]
     Missing(String),
-    /// The output is a directory, a link or another kind of file than a plain one.
+    /// The output is not a plain file but a directory, a link or another kind of file.
     #[error("the output {0:?} is not a plain file of its own, or its path has a symbolic link")]
     NotAFile(String),
     /// The output is no longer a directory, although it was a directory when the kernel started.
     #[error("the output {0:?} is not a directory any more")]
     NotADirectory(String),
-    /// The directory contains no file.
+    /// The output directory contains no file.
     #[error("the kernel ended well but wrote no file into its output {0:?}")]
     Empty(String),
-    /// The directory contains an entry that is neither a file nor a directory.
+    /// The output directory contains an entry that is neither a file nor a directory.
     #[error(
         "{0:?}, which the kernel wrote, is neither a plain file nor a directory: links, pipes and devices can't be kept"
     )]
     Strange(String),
-    /// The directory contains an entry whose name is not valid text.
+    /// The output directory contains an entry whose name is not valid text.
     #[error("{0:?}, which the kernel wrote, has a name that is not UTF-8 and can't be kept")]
     NoText(String),
-    /// The directory contains more entries than can be kept.
+    /// The output directory contains more entries than its limits allow.
     #[error(
         "there are more than {files_max} files, or more than {depth_max} nested directories, in the output {name:?}; pack them, or split the task"
     )]
     TooMany {
-        /// Its name.
+        /// Name of the output directory.
         name: String,
         /// Maximum number of files.
         files_max: usize,
@@ -243,14 +243,14 @@ pub enum OutputError {
     /// The output could not be examined.
     #[error("the output {name:?} cannot be kept: {source}")]
     Io {
-        /// Its name.
+        /// Name of the output.
         name: String,
         /// Cause.
         source: io::Error,
     },
 }
 
-/// Returns clear text for the errors of `execve` whose own text misleads.
+/// Returns a clear text for errors of `execve` whose own text is misleading.
 fn explain_execute(error: &io::Error) -> String {
     match error.raw_os_error() {
         Some(libc::ENOENT) => "it, or the interpreter or loader that it names, does not exist".into(),

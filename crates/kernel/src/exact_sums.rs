@@ -1,16 +1,17 @@
 //! Exact sums of floating-point numbers, their squares and products, and results that are computed from them with a single rounding.
 //!
 //! A sum is stored as one very long integer, as Kulisch proposed and Neal described ("Fast exact summation using small and large
-//! superaccumulators", 2015, §2). It has digits of 32 bits in words of 64 bits, so carries can be deferred. An exact sum does not depend
+//! superaccumulators", 2015, §2). It has digits of 32 bits in words of 64 bits, so carries can be deferred. The sum does not depend on the
+//! order of its terms.
 //! on the order of its terms.
 
 use num_bigint::{BigInt, Sign};
 use serde::{Deserialize, Serialize};
 
-/// Bits of a digit.
+/// Number of bits of a digit.
 const DIGIT: i32 = 32;
 
-/// Bits after the binary point: those of the square of the smallest number, and some more.
+/// Number of bits after the binary point: enough for the square of the smallest number, and some more.
 pub(crate) const PLACES: i32 = 2176;
 
 /// Exponent of the lowest bit of the lowest digit.
@@ -40,7 +41,7 @@ impl Default for Exact {
 }
 
 impl Exact {
-    /// Adds `value * 2^exponent`. The exponent must be at least -2176, and the sum must stay below 2^2300.
+    /// Adds `value * 2^exponent` to the sum. The exponent must be at least -2176, and the sum must stay below 2^2300.
     #[allow(
         clippy::cast_possible_truncation,
         reason = "a value is cut into its digits"
@@ -64,13 +65,13 @@ impl Exact {
         self.digits[digit + 4] += high as i64;
     }
 
-    /// Adds a finite number.
+    /// Adds a finite number to the sum.
     pub(crate) fn add_f64(&mut self, value: f64) {
         let (mantissa, exponent) = parts(value);
         self.add(i128::from(mantissa), exponent);
     }
 
-    /// Adds another sum.
+    /// Adds another exact sum to this sum.
     pub(crate) fn merge(&mut self, other: &Self) {
         let mut other = other.clone();
         other.carry();
@@ -111,7 +112,7 @@ impl Exact {
         self.integer() >> PLACES
     }
 
-    /// Returns the nearest `f64`; half-way cases are rounded to even.
+    /// Returns the `f64` nearest to the sum; half-way cases are rounded to even.
     pub(crate) fn value(&self) -> f64 {
         ratio(&self.integer(), &BigInt::from(1), LOWEST)
     }
@@ -227,7 +228,7 @@ pub(crate) fn root_of_ratio(numerator: &BigInt, denominator: &BigInt, exponent: 
     root * power((scale / 2).clamp(-1000, 1000)) * power((scale - scale / 2).clamp(-1000, 1000))
 }
 
-/// Returns `value * 2^exponent`, rounded. The lowest bit of a value of more than 60 bits may stand for all bits below it.
+/// Returns `value * 2^exponent`, rounded to an `f64`. The lowest bit of a value of more than 60 bits may stand for all bits below it.
 fn round(value: u128, exponent: i64) -> f64 {
     let bits = i64::from(128 - value.leading_zeros());
     // Exponent of the result's last bit.

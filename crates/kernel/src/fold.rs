@@ -1,8 +1,8 @@
-//! The two interfaces of kernels: a fold accepts its input in any pieces; a stream turns bytes into bytes. This module knows no
+//! The two interfaces of kernels: a fold accepts its input in any pieces; a stream turns bytes into bytes. This module contains no
 //! particular kernel; the kernels are in `builtin`.
 //!
-//! **Merge invariance.** The result is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces arrive,
-//! and in whatever order partial states are merged. So a kernel may run on a whole file, on stripes, or on a write buffer, and any
+//! **Merge invariance.** The result of a fold is the same, bit for bit, however the input is cut into pieces, in whatever order the pieces
+//! arrive, and in whatever order partial states are merged. So a kernel may run on a whole file, on stripes, or on a write buffer, and any
 //! process can merge the partial states of several nodes.
 
 use std::fmt::Debug;
@@ -13,29 +13,29 @@ use serde::de::DeserializeOwned;
 
 use crate::builtin::BuiltinError;
 
-/// Version of the format of partial states.
+/// Version of the format in which partial states are stored.
 pub const STATE_VERSION: u8 = 1;
 
-/// Kernel that accepts its input in pieces; see merge invariance above.
+/// Kernel that accepts its input in pieces, with merge invariance (see the module).
 pub(crate) trait Fold: Send + Debug {
     /// Processes a piece that begins at `offset` of the input. Pieces do not overlap.
     ///
-    /// Between two inputs that are no series (files of text, for example) there is a gap of at least one byte.
+    /// Between two inputs that are no series (files of text, for example) the offsets have a gap of at least one byte.
     fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError>;
 
-    /// Returns the partial state so far, without the kernel's arguments.
+    /// Returns the partial state of the pieces so far, without the kernel's arguments.
     fn state(&self) -> Result<Vec<u8>, BuiltinError>;
 
     /// Merges the state of another fold of the same kernel and arguments, made from other pieces.
     fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError>;
 
-    /// Writes the result after all pieces have been processed.
+    /// Writes the result of the fold after all pieces have been processed.
     fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
 /// Kernel that writes output as input arrives, in order and in bounded memory unless its description says otherwise.
 pub(crate) trait Stream: Send + Debug {
-    /// Processes the next piece and writes the output that follows from it.
+    /// Processes the next piece of the input and writes the output that follows from the piece.
     fn push(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError>;
 
     /// Marks the start of another input. Most streams treat all inputs as one.
@@ -47,12 +47,12 @@ pub(crate) trait Stream: Send + Debug {
     fn finish(self: Box<Self>, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// Serialises a state.
+/// Serialises the partial state of a fold.
 pub(crate) fn encode<S: Serialize>(state: &S) -> Result<Vec<u8>, BuiltinError> {
     postcard::to_allocvec(state).map_err(|_| BuiltinError::State("it is too large"))
 }
 
-/// Deserialises a state that [`encode`] wrote.
+/// Deserialises a partial state that [`encode`] wrote.
 pub(crate) fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, BuiltinError> {
     match postcard::take_from_bytes(bytes) {
         Ok((state, [])) => Ok(state),
@@ -60,10 +60,10 @@ pub(crate) fn decode<S: DeserializeOwned>(bytes: &[u8]) -> Result<S, BuiltinErro
     }
 }
 
-/// Running fold of a built-in kernel; [`crate::fold_builtin`] makes one.
+/// Running fold of a built-in kernel; [`crate::fold_builtin`] returns such a fold.
 ///
-/// A state consists of [`STATE_VERSION`], the first 8 bytes of the blake3 hash of the kernel's name, revision and arguments, and the
-/// kernel's own state in postcard format. It is merged only into a fold of the same kernel with the same arguments.
+/// A stored partial state consists of [`STATE_VERSION`], the first 8 bytes of the blake3 hash of the kernel's name, revision and arguments,
+/// and the kernel's own state in postcard format. It is merged only into a fold of the same kernel with the same arguments.
 #[derive(Debug)]
 pub struct Folding {
     pub(crate) fold: Box<dyn Fold>,
@@ -75,15 +75,15 @@ impl Folding {
     /// piece. If inputs are not one text (no line or word spans them), leave a gap of at least one byte between them.
     ///
     /// # Errors
-    /// If the kernel cannot process these bytes.
+    /// If the kernel cannot process the bytes of the piece.
     pub fn update(&mut self, offset: u64, bytes: &[u8]) -> Result<(), BuiltinError> {
         self.fold.update(offset, bytes)
     }
 
-    /// Returns the partial state.
+    /// Returns the partial state of the fold.
     ///
     /// # Errors
-    /// If the state cannot be serialised.
+    /// If the partial state cannot be serialised.
     pub fn state(&self) -> Result<Vec<u8>, BuiltinError> {
         let mut state = vec![STATE_VERSION];
         state.extend(self.key);
@@ -91,10 +91,10 @@ impl Folding {
         Ok(state)
     }
 
-    /// Merges a partial state of pieces that this fold has not processed.
+    /// Merges the partial state of pieces that this fold has not processed.
     ///
     /// # Errors
-    /// If the state is corrupt, or belongs to another kernel, other arguments or another version.
+    /// If the partial state is corrupt, or belongs to another kernel, other arguments or another version.
     pub fn merge(&mut self, state: &[u8]) -> Result<(), BuiltinError> {
         let Some(([version, key @ ..], body)) = state.split_first_chunk::<9>() else {
             return Err(BuiltinError::State("it is too short"));
@@ -110,17 +110,17 @@ impl Folding {
         self.fold.merge(body)
     }
 
-    /// Writes the result.
+    /// Writes the result of the fold.
     ///
     /// # Errors
-    /// If there is no result (for example no values), or if it cannot be written.
+    /// If the fold has no result (for example without values), or if the result cannot be written.
     pub fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         self.fold.finish(out)
     }
 }
 
-/// Running stream of a built-in kernel that writes to `next`; [`crate::stream_builtin`] makes one. All bytes that are written to it pass
-/// through the kernel. Streams are chained by writing one into another.
+/// Running stream of a built-in kernel that writes to `next`; [`crate::stream_builtin`] returns such a stream. All bytes that are written
+/// to the stream pass through the kernel. Streams are chained by writing one stream into another.
 #[derive(Debug)]
 pub struct Streaming<W: Write> {
     pub(crate) stream: Box<dyn Stream>,
@@ -128,7 +128,7 @@ pub struct Streaming<W: Write> {
 }
 
 impl<W: Write> Streaming<W> {
-    /// Writes the rest of the output, and returns the writer.
+    /// Writes the rest of the output, and returns the writer `next`.
     ///
     /// # Errors
     /// If the input ended too early, or if the writer fails.
@@ -139,7 +139,7 @@ impl<W: Write> Streaming<W> {
 }
 
 impl<W: Write> Write for Streaming<W> {
-    /// Pushes all of `bytes` through the kernel. The returned error contains the kernel's [`BuiltinError`].
+    /// Passes all of `bytes` through the kernel. The returned error contains the kernel's [`BuiltinError`].
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         match self.stream.push(bytes, &mut self.next) {
             Ok(()) => Ok(bytes.len()),

@@ -1,14 +1,14 @@
 //! Fork server: a small process that loads this program once and forks children that run kernels, without executing the program again. It
 //! receives orders on a socket from the launcher, and answers on the same socket.
 //!
-//! Loading the program takes longer than most kernels that are parts of it, because each load relocates tens of thousands of addresses.
-//! So the first such kernel starts a server, which waits for orders on a socket. Each order makes one child: a copy of the server that
-//! sets up the sandbox around itself, reports this, and runs the kernel. The server has run no user code and holds no secret: each order
-//! is overwritten after use, and changes that a kernel makes to its copy end with the copy. The server reports the id of the child, never
-//! the child itself, because the child belongs to a user.
+//! Loading the program takes longer than most kernels that are parts of it, because each load relocates tens of thousands of addresses. So
+//! the first such kernel starts a server, which waits for orders on a socket. Each order makes one child: a copy of the server that sets up
+//! the sandbox around itself, reports this, and runs the kernel. The server has run no user code and holds no secret: each order is
+//! overwritten after use, and changes that a kernel makes to its copy end with the copy. The server reports the id of the child, never the
+//! child itself, because the child belongs to a user.
 //!
-//! Children get the server's own parent (`CLONE_PARENT`). So the node waits for them, measures them and ends them when it ends,
-//! exactly like children that it starts itself.
+//! Children get the server's own parent (`CLONE_PARENT`). So the node waits for children, measures them and ends them when it ends, exactly
+//! like children that it starts itself.
 
 use std::ffi::CString;
 use std::io::{self, IoSlice, IoSliceMut, Read};
@@ -30,30 +30,30 @@ use crate::run::User;
 use crate::sandbox::calls::{self, Filters};
 use crate::spawn::{self, ExecTarget, Process, ProcessImage};
 
-/// Argument that makes a child process a fork server.
+/// Argument that makes a child process of the node a fork server.
 pub(crate) const KIND: &str = "fork-server";
 
-/// Number of the first descriptor that a child keeps; the others follow. All descriptors that the server has or receives have lower
-/// numbers.
+/// Number of the first descriptor that a child keeps; its other kept descriptors have the next numbers. All descriptors that the server has
+/// or receives have lower numbers.
 pub(crate) const KEPT_FIRST: RawFd = 200;
 
-/// Longest order, in bytes. Runs with more arguments are started by executing the program.
+/// Maximum size of an order, in bytes. Runs with more arguments are started by executing the program.
 const ORDER_BYTES_MAX: usize = 64 << 10;
 
 /// Maximum number of descriptors in an order; the system allows 253.
 const DESCRIPTORS_MAX: usize = 128;
 
-/// Number of descriptors in every order: the reply, three streams and the directory.
+/// Number of descriptors in every order: the reply, three standard streams and the private directory.
 const DESCRIPTORS_MIN: usize = 5;
 
-/// Answer of the server: the id of the child, whose process descriptor is attached, or a negative error number if the child could not be
-/// made.
+/// Answer of the fork server: the id of the child, whose process descriptor is attached, or a negative error number if the child could not
+/// be made.
 type ForkAnswer = i32;
 
-/// Answer of a child: the failed step of the sandbox and its error number, or -1 and 0. The server has reported the child's id.
+/// Answer of a child: the failed step of its sandbox and the error number, or -1 and 0. The server has reported the child's id before.
 type ChildAnswer = [i32; 2];
 
-/// Order for a child. Its descriptors are sent with it: those of every order, the namespaces, the ruleset if there is one, and the
+/// Order for a child. Descriptors are sent with the order: those of every order, the namespaces, the ruleset if there is one, and the
 /// descriptors that the child keeps.
 #[derive(Debug, Serialize, Deserialize)]
 struct ForkRequest {
@@ -63,15 +63,15 @@ struct ForkRequest {
     limits: Vec<(u32, u64, u64)>,
     idle: bool,
     namespaces: usize,
-    /// Filter of system calls: the filter of runs that own files, or the other filter.
+    /// Filter of system calls for the child: the filter of runs that own files, or the other filter.
     filter: Option<calls::FilterKind>,
     ruleset: bool,
 }
 
-/// Handle of the node to the server. The server ends when this handle is dropped.
+/// Handle of the node to the fork server. The server ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct ForkServer {
-    /// Locked from an order until the server has answered.
+    /// Socket of the server, locked from an order until the server has answered.
     socket: Mutex<Option<OwnedFd>>,
     process: Mutex<Child>,
 }
@@ -91,7 +91,7 @@ pub(crate) fn start_ordered(program: &OwnedFd, kind: &str) -> io::Result<(OwnedF
 }
 
 impl ForkServer {
-    /// Starts the server from `program`, an open file, in the control group of these doors. Its children are in the same group.
+    /// Starts the fork server from `program`, an open file, in the control group of `doors`. Its children are in the same group.
     pub(crate) fn start(program: &OwnedFd, doors: &[OwnedFd]) -> io::Result<Self> {
         let (own, process) = start_ordered(program, KIND)?;
         for door in doors {
@@ -106,8 +106,8 @@ impl ForkServer {
         })
     }
 
-    /// Starts a child as `image` says, with the filter of system calls `filter`. Returns `None` if the server cannot do it: it has ended,
-    /// or the order is too large.
+    /// Starts a child as `image` describes, with the filter of system calls `filter`. Returns `None` if the server cannot start it: the
+    /// server has ended, or the order is too large.
     pub(crate) fn spawn(
         &self,
         image: &ProcessImage,
@@ -153,7 +153,7 @@ impl ForkServer {
         Some(started(reader, process))
     }
 
-    /// Orders a child; returns `None` if the server has ended.
+    /// Sends the order for a child; returns `None` if the server has ended.
     fn order(&self, order: &[u8], descriptors: &[BorrowedFd<'_>]) -> Option<io::Result<Process>> {
         let socket = self.socket.lock();
         let socket = socket.as_ref()?;
@@ -173,7 +173,7 @@ impl Drop for ForkServer {
     }
 }
 
-/// Sends bytes together with descriptors.
+/// Sends bytes together with descriptors through a socket.
 pub(crate) fn send(
     socket: &impl AsFd,
     bytes: &[u8],
@@ -189,7 +189,7 @@ pub(crate) fn send(
     Ok(())
 }
 
-/// Receives bytes together with descriptors. Returns the number of bytes, 0 at the end.
+/// Receives bytes together with descriptors from a socket. Returns the number of bytes, 0 when the socket is closed.
 pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut more = RecvAncillaryBuffer::new(&mut space);
@@ -207,8 +207,7 @@ pub(crate) fn receive(socket: &impl AsFd, bytes: &mut [u8]) -> io::Result<(usize
     Ok((got.bytes, descriptors.flatten().collect()))
 }
 
-/// Returns the process that the server made. The id is the server's word, because a child belongs to a user and could answer for the
-/// server.
+/// Receives the child process that the server made. The server sends the id, since a child belongs to a user and could lie.
 fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     let mut bytes = [0; size_of::<ForkAnswer>()];
     let (length, descriptors) = receive(socket, &mut bytes)?;
@@ -227,7 +226,7 @@ fn made(socket: &impl AsFd) -> io::Result<io::Result<Process>> {
     })
 }
 
-/// Ends a child that was not waited for, with its process group, and waits for it.
+/// Kills a child that was not waited for, with its process group, and waits for its end.
 fn end(pid: ForkAnswer) {
     // SAFETY: these take numbers, which are the child's until it has been waited for; a null status is allowed.
     unsafe {
@@ -238,7 +237,7 @@ fn end(pid: ForkAnswer) {
     }
 }
 
-/// Waits until a child is confined, or returns the error that it reports.
+/// Waits until a child is confined, or returns the error that the child reports.
 fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError> {
     let mut bytes = [0; size_of::<ChildAnswer>()];
     let answered = reply.read_exact(&mut bytes);
@@ -253,7 +252,7 @@ fn started(mut reply: impl Read, process: Process) -> Result<Process, SpawnError
     Err(failure)
 }
 
-/// Runs the server; returns when the node has ended.
+/// Runs the fork server; returns when the node has ended.
 pub(crate) fn serve() {
     // Threads that start kernels block all signals, and this process inherited their mask. SAFETY: a zeroed set is valid storage for
     // sigemptyset; no handler is installed here.
@@ -329,7 +328,7 @@ fn refuse(reply: &OwnedFd, (step, errno): (usize, i32)) -> ! {
     std::process::exit(1)
 }
 
-/// Runs a child: sets up the sandbox and runs the kernel.
+/// Runs in a child: sets up the sandbox and runs the kernel.
 fn child(
     order: &[u8],
     descriptors: Vec<OwnedFd>,
@@ -411,7 +410,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn order_round_trips_through_encoding() {
+    fn fork_server_order_round_trips_through_encoding() {
         let order = ForkRequest {
             args: vec!["a".into(), "ä\n".into()],
             environment: vec!["X=1".into()],
@@ -432,7 +431,7 @@ mod tests {
 
     #[test]
     #[allow(clippy::zombie_processes, reason = "it is waited for by its number")]
-    fn child_without_free_descriptor_is_killed() {
+    fn fork_server_kills_child_without_free_descriptor() {
         let pair = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -459,7 +458,7 @@ mod tests {
         clippy::zombie_processes,
         reason = "a process that did not start was waited for"
     )]
-    fn child_without_answer_did_not_start() {
+    fn fork_server_child_without_answer_counts_as_not_started() {
         let end = |answer: &[u8]| {
             let child = std::process::Command::new("/bin/true").spawn().unwrap();
             let pid = i32::try_from(child.id()).unwrap();

@@ -1,4 +1,4 @@
-//! Launcher: prepares runs, and starts kernels as confined processes.
+//! Launcher: prepares runs of kernels, and starts kernels as confined processes.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -34,13 +34,13 @@ use crate::spare::Spares;
 use crate::spawn::{self, ExecTarget, Process, ProcessImage};
 use crate::watch::{self, Watched};
 
-/// Default directories in which programs are searched.
+/// Directories in which programs are searched by default.
 const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// Maximum number of files that a kernel may have open.
 const OPEN_FILES_MAX: u64 = 4096;
 
-/// Number of processes and threads that other work of a kernel's user may start, if that user is not root, before the kernel can start no
+/// Number of processes and threads that other work of a kernel's user may start, if the user is not root, before the kernel can start no
 /// more. This limit is the last resort if a fork bomb is faster than the watcher.
 const OTHER_PROCESSES_MAX: u64 = 1024;
 
@@ -52,27 +52,27 @@ const LOAD_BYTES_MAX: usize = 256;
 const CPU_GRACE: Duration = Duration::from_secs(10);
 
 /// Number of tries to execute a file. A file that was just written cannot be executed while the child of another thread, between fork and
-/// exec, still holds it open.
+/// exec, still holds the file open.
 const BUSY_TRIES: u32 = 50;
 const BUSY_PAUSE: Duration = Duration::from_millis(2);
 
-/// Settings of the kernels on this host.
+/// Settings for the kernels on this host.
 #[derive(Clone, Debug)]
 pub struct LauncherSettings {
     /// Files and directories that every kernel may read and execute.
     pub system_paths: Vec<PathBuf>,
-    /// Directories in which programs are searched; also the `PATH` of kernels.
+    /// Directories in which programs are searched; they are also the `PATH` of kernels.
     pub path: Vec<PathBuf>,
-    /// Program that built-in and native kernels run in. Its `main` must begin with [`crate::child::main_if_child`]. `None`: this program
-    /// itself.
+    /// Program in which built-in and native kernels run. Its `main` must begin with [`crate::child::main_if_child`]. `None` stands for this
+    /// program itself.
     pub child: Option<PathBuf>,
-    /// Directory of compiled modules. Its parent must not be writable for others. It is made when the first module is compiled. `None`: a
-    /// directory of this user in the system's directory for temporary files.
+    /// Directory of compiled modules. Its parent must not be writable for other users. It is created when the first module is compiled.
+    /// `None` stands for a directory of this user in the system's directory for temporary files.
     pub modules: Option<PathBuf>,
-    /// Whether to continue if the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
+    /// Whether the launcher works even if the host lacks a part of the sandbox; see [`SandboxSupport::missing`].
     pub allow_weak_sandbox: bool,
-    /// Whether kernels get processors and devices only while they are idle (`SCHED_IDLE`), so that reads and writes of clients do not
-    /// wait for kernels.
+    /// Whether kernels get processors and devices only while these are idle (`SCHED_IDLE`), so that reads and writes of clients do not wait
+    /// for kernels.
     pub idle: bool,
     /// Limits for all kernels of a launcher together, if the host allows control groups.
     pub together: Option<LauncherLimits>,
@@ -92,7 +92,7 @@ impl Default for LauncherSettings {
     }
 }
 
-/// Starts kernels. One launcher serves a whole node and can be shared between threads.
+/// Launcher of kernels. One launcher serves a whole node and can be shared between threads.
 #[derive(Debug)]
 pub struct Launcher {
     settings: LauncherSettings,
@@ -105,9 +105,9 @@ pub struct Launcher {
     spares: Spares,
     modules: Modules,
     group: Option<Arc<ControlGroup>>,
-    /// Source of the number of threads on this host, read at each start.
+    /// File with the number of threads on this host, which is read at each start.
     load: Option<File>,
-    /// Fork server; the first run that needs it starts it.
+    /// Fork server, which the first run that needs it starts.
     server: Mutex<Option<Arc<ForkServer>>>,
 }
 
@@ -121,10 +121,10 @@ fn adopt_orphans() {
 }
 
 impl Launcher {
-    /// Examines the host and opens the files that all kernels share.
+    /// Examines the sandbox support of the host and opens the files that all kernels share.
     ///
     /// # Errors
-    /// If a part of the sandbox is missing and the settings do not allow that.
+    /// If the host lacks a part of the sandbox and the settings do not allow a weak sandbox.
     pub fn new(settings: LauncherSettings) -> Result<Self, SetupError> {
         let support = sandbox_support();
         let missing = support.missing();
@@ -209,23 +209,23 @@ impl Launcher {
         self.namespaces.is_some()
     }
 
-    /// Returns the settings.
+    /// Returns the settings of the launcher.
     #[must_use]
     pub fn settings(&self) -> &LauncherSettings {
         &self.settings
     }
 
-    /// Finds a program of the host, by absolute path or by name.
+    /// Returns the path of a program of the host, given its absolute path or its name.
     #[must_use]
     pub fn find_program(&self, name: &str) -> Option<PathBuf> {
         program::find_program(name, &self.settings.path)
     }
 
-    /// Makes the private directory of a run: links to its inputs, and directories for its outputs.
+    /// Makes the private directory of a run: links to the run's inputs, and directories for its outputs.
     ///
     /// # Errors
-    /// If a name cannot be used, a file is missing, or the directory exists already or cannot be made. The caller must remove the parts that
-    /// were made until then.
+    /// If a name cannot be used, a file is missing, or the directory exists already or cannot be made. The caller must remove the parts
+    /// that were made until then.
     pub fn prepare(&self, run: Run) -> Result<Prepared, PrepareError> {
         prepare::check(&run)?;
         let opened = code::open(&run, self.ids)?;
@@ -245,16 +245,16 @@ impl Launcher {
     /// Returns the hash of the code that a run would use now, in hexadecimal.
     ///
     /// # Errors
-    /// If the run's user has no right to the code.
+    /// If the user of the run has no right to the code.
     pub fn code_hash(&self, run: &Run) -> Result<String, PrepareError> {
         prepare::check_code(run)?;
         Ok(code::hash(&run.code, &code::open(run, self.ids)?))
     }
 
-    /// Makes a network for one rank of several.
+    /// Makes a network for rank `rank` of a kernel with several ranks.
     ///
     /// # Errors
-    /// If kernels have no network of their own on this host.
+    /// If kernels have no separate network on this host.
     pub fn network(&self, rank: usize) -> io::Result<Arc<RankNetwork>> {
         if self.namespaces.is_none() {
             return Err(io::ErrorKind::Unsupported.into());
@@ -282,18 +282,17 @@ impl Launcher {
         Ok(prepared)
     }
 
-    /// Takes the private directory of an ended run back, to use it for another run of the same user. Returns `false` if this is not
-    /// possible; then the caller must remove the directory. Spare directories are stored in the same parent directory and are named `spare-*`.
+    /// Makes the private directory of an ended run available for another run of the same user. Returns `false` if this is not possible;
+    /// then the caller must remove the directory. Spare directories are stored in the same parent directory and are named `spare-*`.
     #[must_use]
     pub fn recycle(&self, directory: &Path) -> bool {
         self.spares.put(directory)
     }
 
-    /// Starts a prepared run in a confined process of its own. The process is killed when the result is dropped, and when this process
-    /// ends.
+    /// Starts a prepared run in a separate confined process. The process is killed when the result is dropped, and when this process ends.
     ///
     /// # Errors
-    /// If the process could not be confined or executed; then no code of the kernel ran.
+    /// If the process could not be confined or executed; then no code of the kernel has run.
     pub fn spawn(&self, prepared: &Prepared) -> Result<RunningKernel, SpawnError> {
         let mut tries = 0;
         loop {
@@ -382,7 +381,7 @@ impl Launcher {
         Ok(RunningKernel::new(watched, stdout_reader, stderr_reader))
     }
 
-    /// Returns the namespaces of a run. A run with this process's own user, root, stays in the namespaces of the host.
+    /// Returns the namespaces of a run. A run as this process's own user, root, stays in the namespaces of the host.
     fn namespaces(&self, prepared: &Prepared) -> Vec<RawFd> {
         let enters = prepared.run.user.is_some() || !self.support.switches_user;
         let own = prepared
@@ -396,7 +395,7 @@ impl Launcher {
             .collect()
     }
 
-    /// Returns the user that a run takes, in the numbers of its namespaces.
+    /// Returns the user as which a run's process runs, in the numbers of its namespaces.
     fn user(&self, prepared: &Prepared) -> Option<User> {
         if self.namespaces.is_some() || prepared.network.is_some() {
             prepared.run.user
@@ -412,7 +411,7 @@ impl Launcher {
         })
     }
 
-    /// Returns the number of threads on this host now. It is at least the number of any one user; the limit counts all threads of a user.
+    /// Returns the current number of threads on this host, at least the number of any one user; the limit counts all threads of a user.
     fn threads(&self) -> u64 {
         let mut bytes = [0; LOAD_BYTES_MAX];
         let read = (self.load.as_ref()).and_then(|load| load.read_at(&mut bytes, 0).ok());
@@ -422,7 +421,7 @@ impl Launcher {
         total.unwrap_or(OTHER_PROCESSES_MAX)
     }
 
-    /// Starts a run: through the fork server if its code is no program, else by executing it.
+    /// Starts a run: through the fork server if the run's code is no program, else by executing the code.
     fn start(
         &self,
         prepared: &Prepared,
@@ -457,7 +456,7 @@ impl Launcher {
         server.clone()
     }
 
-    /// Returns the filters of system calls and the kind that a run gets.
+    /// Returns the filters of system calls and the kind of filter that a run gets.
     fn filter(
         &self,
         prepared: &Prepared,
@@ -515,7 +514,7 @@ impl Launcher {
     }
 }
 
-/// Number of cores that the processes of a kernel can use at once. It is read once, because this needs about a dozen files.
+/// Number of cores that the processes of a kernel can use at once. It is determined once, because this needs about a dozen files.
 static CORES: LazyLock<u32> = LazyLock::new(|| {
     let cores = thread::available_parallelism().map_or(1, usize::from);
     u32::try_from(cores).unwrap_or(u32::MAX)
@@ -532,7 +531,7 @@ pub(crate) fn filters() -> Result<&'static Filters, SetupError> {
         .map_err(|error| SetupError::Filter(error.clone()))
 }
 
-/// The reading end of the pipe does not block, so one thread can serve several pipes.
+/// Returns a pipe whose reading end does not block, so that one thread can serve several pipes.
 fn pipe() -> Result<(OwnedFd, OwnedFd), SpawnError> {
     let pipe = || -> rustix::io::Result<_> {
         let (reader, writer) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
@@ -552,12 +551,12 @@ fn c_path(path: &Path) -> Result<CString, SpawnError> {
     c_string(path.as_os_str().as_bytes())
 }
 
-/// Returns the open compiled modules of a run.
+/// Returns the descriptors of the open compiled modules of a run.
 fn kept(prepared: &Prepared) -> Vec<RawFd> {
     prepared.modules.iter().map(AsRawFd::as_raw_fd).collect()
 }
 
-/// Returns the arguments of a run whose child gets its modules as these descriptors.
+/// Returns the arguments of a run whose child process gets its modules as these descriptors.
 fn arguments(
     prepared: &Prepared,
     modules: impl IntoIterator<Item = RawFd>,

@@ -1,7 +1,7 @@
-//! Kernels: the code that labels run near the data.
+//! Kernels: the code that labels run on the nodes that hold the data.
 //!
-//! This crate makes the private directory of a run, starts the kernel in a confined process of its own, watches its limits and reports how
-//! it ended. It also contains the built-in kernels and the runtime that loads native kernels. It knows nothing of labels, objects or the
+//! This crate makes the private directory of a run, starts the kernel in a separate confined process, watches its limits and reports how it
+//! ended. It also contains the built-in kernels and the runtime that loads native kernels. It does not depend on labels, objects or the
 //! network: a node fills in a [`Run`].
 //!
 //! ```no_run
@@ -24,13 +24,13 @@
 //! ```
 //!
 //! **Confinement of a kernel.**
-//! - It cannot reach files other than its directory, its inputs and the system's programs (Landlock).
-//! - It has no network and cannot leave its process group (seccomp and namespaces).
-//! - It runs as a user that no process outside has, without capabilities.
-//! - Its time, memory, output and number of processes are limited.
-//! - It dies when its node dies.
+//! - A kernel cannot reach files other than its directory, its inputs and the system's programs (Landlock).
+//! - A kernel has no network and cannot leave its process group (seccomp and namespaces).
+//! - A kernel runs as a user that no process outside of the sandbox has, without capabilities.
+//! - Time, memory, output and number of processes of a kernel are limited.
+//! - A kernel dies when its node dies.
 //!
-//! [`sandbox_support`] reports which of these parts the host supports.
+//! [`sandbox_support`] reports which of these protections the host supports.
 
 pub mod array;
 mod builtin;

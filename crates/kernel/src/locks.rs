@@ -5,17 +5,17 @@ use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd as _;
 
-/// Maximum number of processes in a list of writers.
+/// Maximum number of processes that a list of writers names.
 const NAMED_MAX: usize = 8;
 
 /// Command that chooses the signal for a broken lease (`fcntl(2)`).
 const F_SETSIG: libc::c_int = 10;
 
 /// Returns whether any process has the file open for writing: by a descriptor, by a map into memory, or through a file system that passes
-/// reads and writes on to it (FUSE passthrough). `file` must be open for reading only. `None`: the file system, or the owner of the file,
-/// does not let this process ask.
+/// reads and writes on to the file (FUSE passthrough). `file` must be open for reading only. Returns `None` if the file system, or the
+/// owner of the file, does not let this process ask.
 ///
-/// The system grants a lease to read only while there is no writer. The lease is released at once.
+/// The system grants a lease for reading only while there is no writer. The lease is released at once.
 #[must_use]
 pub fn has_writers(file: &File) -> Option<bool> {
     let set = |what: libc::c_int, value: libc::c_int| {
@@ -37,17 +37,17 @@ pub fn has_writers(file: &File) -> Option<bool> {
     }
 }
 
-/// A file as `/proc` lists it.
+/// A file that is identified as in `/proc`.
 #[derive(Clone, Copy, Debug)]
 pub struct ProcFile<'a> {
     /// Inode of the file.
     pub inode: u64,
-    /// Last component of its path.
+    /// Last component of the file's path.
     pub name: &'a OsStr,
 }
 
-/// Returns the processes that have one of these files open for writing, as far as `/proc` shows them. The text is for people, and is
-/// empty if no process is found.
+/// Returns the processes that have any of these files open for writing, as far as `/proc` shows them. The text is for people, and is empty
+/// if no process is found.
 ///
 /// The function does not access the files themselves, because a file system that hangs would block it.
 #[must_use]
@@ -92,17 +92,17 @@ fn written_inode(text: &str) -> Option<u64> {
 /// Kind of a lock on a byte of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockType {
-    /// One holder.
+    /// At most one open file holds the lock.
     Exclusive,
-    /// Any number of holders.
+    /// Any number of open files hold the lock.
     Shared,
 }
 
-/// Locks one byte of a file for as long as the file is open here. Returns `false` if another process, or another open file of this
-/// process, holds the lock. If this file holds the lock already, the lock changes its kind.
+/// Locks one byte of a file for as long as this process has the file open. Returns `false` if another process, or another open file of this
+/// process, holds the lock. If `file` holds the lock already, the lock changes its kind.
 ///
 /// # Errors
-/// If the file system does not support such locks.
+/// If the file system does not support open-file locks.
 pub fn try_lock_byte(file: &File, byte: i64, lock: LockType) -> io::Result<bool> {
     let kind = match lock {
         LockType::Exclusive => libc::F_WRLCK,
@@ -130,7 +130,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn writer_is_detected_while_file_is_open_or_mapped() {
+    fn has_writers_detects_open_and_mapped_files() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         let writer = File::create(&path).unwrap();
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn writer_process_is_named() {
+    fn list_of_writers_names_process_that_writes_file() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("f");
         let file = File::create(&path).unwrap();

@@ -1,10 +1,10 @@
-//! Cache of compiled modules. Each entry belongs to the user who runs the module, and its key is the content of the module and all other
-//! facts that the compiled form depends on.
+//! Cache of compiled WebAssembly modules. Each entry belongs to the user who runs the module, and its key is the content of the module and
+//! all other facts that the compiled form depends on.
 //!
-//! The entries are run without further checks, so the cache trusts only a directory that this program's user made and that no other user can
-//! write to. Modules come from users, so they are compiled in a child that is confined like a kernel. The child gets a copy that no other
-//! user can write to; the hash is computed from that copy. So the entry of a hash was made from the bytes that have this hash. No user
-//! runs a module that was compiled for another user, and no user waits for all modules that another user compiles.
+//! The entries are run without further checks, so the cache trusts only a directory that this program's user made and that no other user
+//! can write to. Modules come from users, so they are compiled in a child that is confined like a kernel. The child gets a copy that no
+//! other user can write to; the hash is computed from that copy. So the entry of a hash was made from the bytes that have this hash. No
+//! user runs a module that was compiled for another user, and no user waits for all modules that another user compiles.
 
 use std::collections::BTreeMap;
 use std::fs::{self, DirBuilder, File, Metadata, Permissions};
@@ -28,22 +28,22 @@ use crate::run::{CodeSource, InputsAs, Run, RunLimits};
 /// Maximum number of compiled modules in the cache.
 const MODULES_MAX: usize = 256;
 
-/// Maximum size of the cache, in bytes. The module that was compiled last stays, however large it is.
+/// Maximum size of the cache of compiled modules, in bytes. The module that was compiled last stays, however large it is.
 const COMPILED_BYTES_KEPT: u64 = 1 << 30;
 
-/// Maximum size of a module, in bytes, as in the compiler, which refuses larger ones.
+/// Maximum size of a module before compilation, in bytes, as in the compiler, which refuses larger modules.
 const SOURCE_BYTES_MAX: u64 = 64 << 20;
 
 /// Bytes of a module that are copied at once.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Maximum number of modules compiled at once, each for another user. Each takes a core.
+/// Maximum number of modules that are compiled at once, each for another user. Each compilation takes a core.
 const COMPILING_MAX: usize = 2;
 
-/// Maximum number of users whose last turn is remembered.
+/// Maximum number of users whose last turn to compile is remembered.
 const TURNS_KEPT_MAX: usize = 1024;
 
-/// Limits of one compilation.
+/// Maximum time of one compilation; the next constants are further limits.
 const COMPILE_TIME_MAX: Duration = Duration::from_secs(60);
 const COMPILE_MEMORY_BYTES_MAX: u64 = 2 << 30;
 const COMPILED_BYTES_MAX: u64 = 512 << 20;
@@ -51,7 +51,7 @@ const COMPILED_BYTES_MAX: u64 = 512 << 20;
 /// Suffix of files of compiled modules.
 const ENDING: &str = "cwasm";
 
-/// Name of the output in the compiler's private directory.
+/// Name of the output file in the compiler's private directory.
 const COMPILED: &str = "compiled";
 
 /// Compiled modules of one [`Launcher`].
@@ -62,7 +62,7 @@ pub(crate) struct Modules {
     next: AtomicU64,
 }
 
-/// Turns to compile. Each user has at most one, because two runs of one new module need the same result.
+/// Users' turns to compile modules. Each user has at most one turn, because two runs of one new module need the same result.
 #[derive(Debug, Default)]
 struct CompileTurns {
     state: Mutex<CompileQueue>,
@@ -71,7 +71,7 @@ struct CompileTurns {
 
 #[derive(Debug, Default)]
 struct CompileQueue {
-    /// Users for whom a module is being compiled.
+    /// Users for whom a module is being compiled now.
     compiling: Vec<u32>,
     /// Waiting users, in the order of their arrival.
     waiting: BTreeMap<u64, u32>,
@@ -80,7 +80,7 @@ struct CompileQueue {
     count: u64,
 }
 
-/// A turn to compile, held until it is dropped.
+/// Permission to compile a module, held until it is dropped.
 #[derive(Debug)]
 struct CompilePermit<'a> {
     turns: &'a CompileTurns,
@@ -88,7 +88,7 @@ struct CompilePermit<'a> {
 }
 
 impl CompileTurns {
-    /// Waits for a turn. The next turn is given to the waiting user whose last turn is the oldest.
+    /// Waits for a turn to compile. The next turn is given to the waiting user whose last turn is the oldest.
     fn wait(&self, user: u32) -> CompilePermit<'_> {
         let mut state = self.state.lock();
         let ticket = state.count;
@@ -137,7 +137,7 @@ impl Drop for CompilePermit<'_> {
 }
 
 impl Modules {
-    /// See [`crate::LauncherSettings::modules`].
+    /// Returns the cache in a directory; see [`crate::LauncherSettings::modules`].
     pub(crate) fn new(directory: Option<PathBuf>) -> Self {
         let directory = directory.unwrap_or_else(|| {
             std::env::temp_dir().join(format!("tidemill-modules-{}", OWN_USER.uid))
@@ -201,7 +201,7 @@ impl Modules {
         }
     }
 
-    /// Makes a copy of a module that no other user can change. The copy has the bytes of the module's hash.
+    /// Makes a copy of a module that no other user can change. The bytes of the copy have the module's hash.
     fn copy(&self, module: &CodeFile) -> io::Result<File> {
         let number = self.next.fetch_add(1, Ordering::Relaxed);
         let path = (self.directory).join(format!("module-{}-{number}", std::process::id()));
@@ -259,8 +259,8 @@ impl Modules {
         made
     }
 
-    /// Removes compiled modules until the cache is within its limits: of the user who has the largest share of the limit that is
-    /// exceeded, the module that was unused for longest. Processes that have a module open keep it.
+    /// Removes compiled modules until the cache is within its limits: of the user who has the largest share of the exceeded limit, the
+    /// module that was unused for longest. Processes that have a module open keep it.
     fn prune(&self, newest: &Path) {
         let Ok(entries) = fs::read_dir(&self.directory) else {
             return;
@@ -326,7 +326,7 @@ fn user_of(path: &Path) -> Option<u32> {
     name.split_once('-')?.0.parse().ok()
 }
 
-/// Compiles a module in a prepared child, and keeps the result.
+/// Compiles a module in a prepared child process, and stores the result in the cache.
 fn compile(
     launcher: &Launcher,
     path: &Path,
@@ -364,12 +364,12 @@ fn compile(
     })
 }
 
-/// Returns whether a file or directory belongs to this user, and no other user can write to it.
+/// Returns whether a file or directory belongs to this process's user, and no other user can write to it.
 fn is_own(data: &Metadata) -> bool {
     data.uid() == OWN_USER.uid && data.mode() & 0o022 == 0
 }
 
-/// Opens a compiled module and records that it was used; returns `None` if there is none that can be trusted.
+/// Opens a compiled module and records that it was used; returns `None` if no trustworthy module exists at the path.
 fn open_own(path: &Path) -> io::Result<Option<File>> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let file = match rustix::fs::open(path, flags, Mode::empty()) {
@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn least_recently_used_module_is_evicted() {
+    fn module_cache_evicts_least_recently_used_module() {
         let directory = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(directory.path().to_owned()));
         let half = COMPILED_BYTES_KEPT / 2 + 1;
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn user_with_most_modules_is_evicted_first() {
+    fn module_cache_evicts_first_from_user_with_most_modules() {
         let directory = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(directory.path().to_owned()));
         let theirs = kept(directory.path(), "7-theirs", 1, 10_000);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn copied_module_has_hashed_bytes() {
+    fn module_copy_has_the_bytes_of_its_hash() {
         let directory = tempfile::tempdir().unwrap();
         let modules = Modules::new(Some(directory.path().join("kept")));
         modules.make_directory().unwrap();
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn compile_turns_are_shared_among_users() {
+    fn module_compile_turns_alternate_among_users() {
         let mut state = CompileQueue::default();
         for (ticket, user) in [(0, 5), (1, 5), (2, 6), (3, 6), (4, 7)] {
             state.waiting.insert(ticket, user);
@@ -496,7 +496,7 @@ mod tests {
     }
 
     #[test]
-    fn users_compile_concurrently() {
+    fn modules_of_two_users_compile_concurrently() {
         let turns = CompileTurns::default();
         let first = turns.wait(5);
         let second = turns.wait(6);
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn module_writable_by_others_is_not_trusted() {
+    fn compiled_module_writable_by_others_is_not_used() {
         let directory = tempfile::tempdir().unwrap();
         let path = kept(directory.path(), "module", 1, 0);
         assert!(open_own(&path).unwrap().is_some());

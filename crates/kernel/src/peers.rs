@@ -1,10 +1,10 @@
 //! Network of a kernel that is one of several processes (ranks): a namespace that contains only its peers.
 //!
-//! A small process makes the namespace: a loopback device whose addresses are those of ranks, `198.18.0.1` for the first. A rank listens
-//! on its own address. On the addresses of other ranks, this program listens itself, and forwards each connection to the rank that has
-//! the address. So a kernel reaches its peers, and nothing else, through the program that runs it: no device leads outside.
+//! A small process makes the namespace: a loopback device whose addresses are those of ranks, `198.18.0.1` for the first. A rank listens on
+//! its own address. On the addresses of other ranks, this program listens itself, and forwards each connection to the rank that has the
+//! address. So a kernel reaches its peers, and nothing else, through the program that runs it: no device leads outside.
 //!
-//! The process makes sockets on order, sends them back, and ends when its order socket is closed.
+//! The small process makes sockets on order, sends them back, and ends when its order socket is closed.
 
 use std::fs;
 use std::io;
@@ -33,20 +33,20 @@ const PORTS_MAX: usize = 16;
 /// The only device of the namespace.
 const DEVICE: &[u8] = b"lo";
 
-/// The state `TCP_LISTEN` in the notation of `/proc/net/tcp`.
+/// The socket state `TCP_LISTEN` in the notation of `/proc/net/tcp`.
 const LISTENS: &str = "0A";
 
-/// Size of an order, in bytes: the kind, the rank and the port.
+/// Size of an order to the network's process, in bytes: the kind, the rank and the port.
 const ORDER_BYTES: usize = 4;
 const UP: u8 = 0;
 const LISTEN: u8 = 1;
 const CONNECT: u8 = 2;
 const PORTS: u8 = 3;
 
-/// Longest answer, in bytes: an errno value or 0, and ports.
+/// Maximum size of an answer of the network's process, in bytes: an errno value or 0, and ports.
 const ANSWER_BYTES: usize = 4 + 2 * PORTS_MAX;
 
-/// Network of one rank. It is deleted when this value is dropped and no process in it is left.
+/// Network of one rank. It is deleted when this value is dropped and no process is left in the network.
 #[derive(Debug)]
 pub struct RankNetwork {
     rank: u8,
@@ -86,20 +86,20 @@ impl RankNetwork {
         &self.namespaces
     }
 
-    /// Listens on the address of another rank. Blocks for a moment.
+    /// Listens on the address of another rank of the run. Blocks for a moment.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error that the operating system reports.
     pub fn listen(&self, rank: usize, port: u16) -> io::Result<TcpListener> {
         let rank = u8::try_from(rank).map_err(io::Error::other)?;
         Ok(self.socket(LISTEN, rank, port)?.into())
     }
 
-    /// Starts a connection to the kernel, as one of its peers. Blocks for a moment. The stream does not block. When it becomes writable,
-    /// it is connected or has an error to report: the kernel need not accept the connection.
+    /// Starts a connection to the kernel, as one of its peers. Blocks for a moment. The stream does not block. When it becomes writable, it
+    /// is connected or has an error to report: the kernel need not accept the connection.
     ///
     /// # Errors
-    /// The error of the system: the kernel may not listen there.
+    /// The error that the operating system reports: the kernel may not listen on the port.
     pub fn connect(&self, port: u16) -> io::Result<TcpStream> {
         Ok(self.socket(CONNECT, self.rank, port)?.into())
     }
@@ -107,7 +107,7 @@ impl RankNetwork {
     /// Returns the ports on which the kernel listens now. Blocks for a moment.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error that the operating system reports.
     pub fn ports(&self) -> io::Result<Vec<u16>> {
         let socket = self.socket.lock();
         let socket = socket.as_ref().ok_or(io::ErrorKind::NotConnected)?;
@@ -223,13 +223,13 @@ fn begin_to_connect(at: SocketAddrV4) -> io::Result<OwnedFd> {
     }
 }
 
-/// Returns the address of a rank, from a range that is reserved for tests of networks. Addresses of the host itself are not used: from
-/// them, libraries conclude that ranks are on one host, which is not certain here.
+/// Returns the address of a rank, from a range that is reserved for tests of networks. Addresses of the host itself are not used: from such
+/// addresses, libraries conclude that ranks are on one host, which is not certain.
 fn address(rank: u8) -> Ipv4Addr {
     Ipv4Addr::new(198, 18, 0, rank + 1)
 }
 
-/// Gives the device its address. All addresses of the network around it then belong to this host, as on all loopback devices.
+/// Gives the loopback device the address of a rank. All addresses of the network around it then belong to this host.
 fn up(rank: u8) -> io::Result<()> {
     let socket = rustix::net::socket(AddressFamily::INET, SocketType::DGRAM, None)?;
     // SAFETY: a zeroed request is a valid one.
@@ -287,7 +287,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn peer_that_never_accepts_blocks_nobody() {
+    fn rank_that_never_accepts_blocks_no_other_rank() {
         let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
         let here = SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0);
         rustix::net::bind(&socket, &here).unwrap();

@@ -1,7 +1,7 @@
 //! Makes the private directory of a run.
 //!
-//! The directory contains the inputs and, later, the outputs under the names of the job, and a reserved directory `.tidemill` for temporary
-//! files. In the end the directory belongs to the user that the kernel runs as; no other user can read it.
+//! The private directory contains the inputs and, later, the outputs under the names of the job, and a reserved directory `.tidemill` for
+//! temporary files. In the end the directory belongs to the user as which the kernel runs; no other user can read it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, DirBuilder, File, Metadata, OpenOptions, Permissions};
@@ -32,18 +32,18 @@ pub const RESERVED: &str = ".tidemill";
 /// Directory of the kernel's temporary files, within [`RESERVED`].
 pub(crate) const TEMPORARY: &str = "tmp";
 
-/// Prefix of the names of the pipes for questions and answers, within [`RESERVED`].
+/// Prefix of the names of the pipes for the kernel's questions and the answers, within [`RESERVED`].
 const READ: &str = "read";
 
 /// A run whose private directory is ready; [`crate::Launcher::spawn`] starts it.
 #[derive(Debug)]
 pub struct Prepared {
     pub(crate) run: Run,
-    /// Owner of the directory, in the numbers of the host.
+    /// Owner of the private directory, in the user numbers of the host.
     pub(crate) user: Option<User>,
     /// Code that is executed or loaded; it may be a copy.
     pub(crate) code: CodeSource,
-    /// Code files outside of the directory.
+    /// Open code files that are outside of the private directory.
     pub(crate) files: Vec<File>,
     hash: String,
     pub(crate) directory: Arc<OwnedFd>,
@@ -52,13 +52,13 @@ pub struct Prepared {
     pipes: Mutex<Option<[File; 2]>>,
     /// Compiled modules, in the order of the stages.
     pub(crate) modules: Vec<File>,
-    /// Whether the run compiles the module on its standard input rather than executing it.
+    /// Whether the run compiles the module on its standard input instead of executing it.
     pub(crate) compiles: bool,
     /// Whether the run reduces arrays on orders from its standard input, a socket.
     pub(crate) reduces: bool,
     /// Network that the run shares with its peers.
     pub(crate) network: Option<Arc<RankNetwork>>,
-    /// Device and inode of each file in the directory before the kernel runs.
+    /// Device and inode of each file in the private directory before the kernel runs.
     pub(crate) given: BTreeSet<(u64, u64)>,
 }
 
@@ -69,8 +69,8 @@ pub(crate) struct Streams {
     pub(crate) stdout: Option<File>,
 }
 
-/// Makes the private directory of `run`, whose code files are `opened`, with all its contents. Without `spares` the directory is a new one, and
-/// does not become a spare one.
+/// Makes the private directory of `run`, whose code files are `opened`, with all its contents. Without `spares` the directory is a new one,
+/// and does not become a spare directory.
 ///
 /// # Errors
 /// If a name cannot be used, a file is missing, or the directory exists already or cannot be made. The caller must remove the parts that
@@ -129,7 +129,7 @@ pub(crate) fn prepare(
     })
 }
 
-/// Puts the inputs at the paths that the kernel uses. Returns the open input that is its standard input, if any.
+/// Puts the inputs at the paths that the kernel uses. Returns the open input that is the kernel's standard input, if any.
 fn link_inputs(
     run: &Run,
     user: User,
@@ -177,7 +177,7 @@ fn link_inputs(
     Ok(stdin)
 }
 
-/// Refuses a file in memory that the user cannot reach.
+/// Refuses a file in memory that the user of the run cannot reach.
 fn passes(user: User, path: &Path) -> io::Result<()> {
     let above: Vec<_> = path.ancestors().skip(1).collect();
     for directory in above.into_iter().rev() {
@@ -192,19 +192,19 @@ fn passes(user: User, path: &Path) -> io::Result<()> {
 }
 
 impl Prepared {
-    /// Returns the run.
+    /// Returns the run that was prepared.
     #[must_use]
     pub fn run(&self) -> &Run {
         &self.run
     }
 
-    /// Makes the run one of several processes. It gets this network, and its standard input is connected to its starter.
+    /// Makes the run one rank of several. The run gets this network, and its standard input is connected to its starter.
     pub fn join(&mut self, network: Arc<RankNetwork>, starter: OwnedFd) {
         self.network = Some(network);
         self.streams.get_mut().stdin = Some(starter.into());
     }
 
-    /// Returns the hash of the code, in hexadecimal.
+    /// Returns the hash of the run's code, in hexadecimal.
     #[must_use]
     pub fn code_hash(&self) -> &str {
         &self.hash
@@ -214,18 +214,18 @@ impl Prepared {
     /// output is a plain file with no other name, reached through no link.
     ///
     /// # Errors
-    /// If the kernel did not write the output, or made something else than a file of that name.
+    /// If the kernel did not write the output, or made another kind of file with its name.
     pub fn output(&self, name: &str) -> Result<PrivateFile, OutputError> {
         // An output that is a stream is then not open for writing anywhere, even if the kernel was never started.
         self.close_streams();
         private::take(&self.directory, name)
     }
 
-    /// Returns all files in the directory that is the output `name`, which ends in a slash, in order of their names. Each entry has a name,
-    /// which can be passed to [`Self::output`], and a length in bytes. Directories without files are skipped.
+    /// Returns all files in the output directory `name`, which ends in a slash, in order of their names. Each entry has a name, which can
+    /// be passed to [`Self::output`], and a length in bytes. Directories without files are skipped.
     ///
     /// # Errors
-    /// If the output is no longer a directory, contains no file, contains an entry that cannot be kept, or contains more entries than
+    /// If the output is no longer a directory, contains no file, contains an entry that cannot be used, or contains more entries than
     /// `most`.
     pub fn output_files(
         &self,
@@ -236,8 +236,8 @@ impl Prepared {
         directory::list(&self.directory, name, most)
     }
 
-    /// Returns the pipes of a run that may ask; the kernel writes to the first. Each is open for reading and writing, without blocking,
-    /// so neither end ever waits for the other to be opened.
+    /// Returns the pipes of a run that may ask questions; the kernel writes to the first. Each pipe is open for reading and writing,
+    /// without blocking, so neither end ever waits for the other to be opened.
     pub fn take_pipes(&self) -> Option<[File; 2]> {
         self.pipes.lock().take()
     }
@@ -248,7 +248,7 @@ impl Prepared {
     }
 }
 
-/// Checks a run without access to any file.
+/// Checks the description of a run without access to any file.
 pub(crate) fn check(run: &Run) -> Result<(), PrepareError> {
     check_names(run)?;
     check_code(run)
@@ -314,7 +314,7 @@ fn valid(name: &str) -> bool {
         && parts.next() != Some(RESERVED)
 }
 
-/// Checks that such code can exist.
+/// Checks that code as the run describes it can exist.
 pub(crate) fn check_code(run: &Run) -> Result<(), PrepareError> {
     if matches!(run.code, CodeSource::Pipeline(_))
         && (run.outputs.len() != 1 || run.stdout.is_none())
@@ -350,8 +350,8 @@ fn plain_file(path: &Path) -> io::Result<Metadata> {
     }
 }
 
-/// Returns the code in a form that the task's user can execute, with its files outside of the directory. A program that this user cannot
-/// reach, such as a sealed object, is copied.
+/// Returns the code in a form that the task's user can execute, with its files outside of the private directory. A program that this user
+/// cannot reach, such as a sealed object, is copied.
 fn usable_code(
     run: &Run,
     opened: Vec<CodeFile>,
@@ -387,15 +387,15 @@ fn usable_code(
     Ok((code, files))
 }
 
-/// Returns the path at which a kernel finds a shared object: the directory of objects is closed to users, but a link in the private directory
-/// is not.
+/// Returns the path at which a kernel finds a shared object: the directory of objects is closed to users, but a link in the private
+/// directory is not.
 fn usable_object(path: &Path, run: &Run) -> PathBuf {
     let linked = run.inputs_as == InputsAs::HardLink;
     let input = input_of(run, path).filter(|_| linked);
     input.map_or_else(|| path.to_owned(), |input| run.directory.join(&input.name))
 }
 
-/// Copies a program into the reserved part of the directory.
+/// Copies a program into the reserved part of the private directory.
 fn copy_program(
     path: &Path,
     mut file: File,
@@ -429,7 +429,7 @@ fn copy_program(
     Ok(copy)
 }
 
-/// Returns the directories inside the private directory of a run, each after its parents: the reserved directories and those of inputs and outputs.
+/// Returns the directories inside a run's private directory, each after its parents: the reserved ones, and those of inputs and outputs.
 fn directories_of(run: &Run) -> BTreeSet<String> {
     let temporary = format!("{RESERVED}/{TEMPORARY}");
     let mut directories = BTreeSet::from([RESERVED.to_owned(), temporary]);
@@ -450,18 +450,18 @@ fn make_directory(path: &Path) -> Result<(), PrepareError> {
     })
 }
 
-/// A private directory that is being filled. Its user gets it last, with all directories in it, so that no process of that user interferes
-/// before.
+/// A private directory that is being filled. The run's user gets the directory last, with all directories in it, so that no process of that
+/// user interferes before.
 struct PrivateDirectory {
     root: PathBuf,
-    /// User in the numbers of the host.
+    /// User of the run in the user numbers of the host.
     user: Option<User>,
-    /// Directories in it.
+    /// Paths of the directories in the private directory.
     made: BTreeSet<String>,
 }
 
 impl PrivateDirectory {
-    /// Makes a file that belongs to the directory's user.
+    /// Makes a file that belongs to the private directory's user.
     fn new_file(&self, path: &Path) -> Result<File, PrepareError> {
         let make = |source| PrepareError::Make {
             path: path.to_owned(),
@@ -544,7 +544,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_outside_run_directory_are_refused() {
+    fn prepare_refuses_names_outside_private_directory() {
         for name in ["a", "a/b", "a.b/c d", "..a", "a/.tidemill", ".tidemillx"] {
             assert!(valid(name), "{name}");
         }

@@ -1,9 +1,9 @@
 //! Private directory of a run: its transfer to the task's user and back.
 //!
 //! While the directory is filled, all of it belongs to this process; the transfer to the user is the last step. After the kernel has ended,
-//! this process takes the directory back from the top. Other processes cannot change a directory that belongs to this process, whatever they
-//! have open, so an opened entry stays in its place. After that no path is resolved twice: files are opened within open directories, through
-//! no link and on one device.
+//! this process takes the directory back from the top. Other processes cannot change a directory that belongs to this process, whatever
+//! they have open, so an opened entry stays in its place. After that no path is resolved twice: files are opened within open directories,
+//! through no link and on one device.
 
 use std::ffi::{CStr, OsString};
 use std::fs::{File, Metadata};
@@ -48,7 +48,7 @@ impl PrivateFile {
     /// Opens a file in a directory that only this process can change.
     ///
     /// # Errors
-    /// If the file cannot be opened, or is no plain file.
+    /// If the file cannot be opened, or is not a plain file.
     pub fn open(path: &Path) -> io::Result<Self> {
         let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(io::ErrorKind::InvalidInput.into());
@@ -72,7 +72,7 @@ impl PrivateFile {
     /// Returns the length of the file in bytes.
     ///
     /// # Errors
-    /// If the system cannot report the length.
+    /// If the operating system cannot report the length.
     pub fn size(&self) -> io::Result<u64> {
         Ok(self.file.metadata()?.len())
     }
@@ -80,7 +80,7 @@ impl PrivateFile {
     /// Moves the file to another path on the same device, where it replaces an existing file.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the operating system refuses to move the file.
     pub fn move_to(&self, path: &Path) -> io::Result<()> {
         Ok(rustix::fs::renameat(
             &self.directory,
@@ -93,15 +93,15 @@ impl PrivateFile {
     /// Removes the file.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the operating system refuses to remove the file.
     pub fn remove(&self) -> io::Result<()> {
         let none = AtFlags::empty();
         Ok(rustix::fs::unlinkat(&self.directory, &self.name, none)?)
     }
 }
 
-/// Takes the output `name` that a kernel wrote in its directory, with the directories on its path. The output is a plain file that has no other
-/// name.
+/// Takes the output `name` that a kernel wrote in its directory, with the directories on its path. The output is a plain file that has no
+/// other name.
 pub(crate) fn take(directory: &Arc<OwnedFd>, name: &str) -> Result<PrivateFile, OutputError> {
     take_file(directory, name).map_err(|error| {
         let missing = || OutputError::Missing(name.to_owned());
@@ -138,7 +138,7 @@ fn take_file(directory: &Arc<OwnedFd>, name: &str) -> io::Result<PrivateFile> {
     })
 }
 
-/// Replaces a file by a copy. Only this name is removed: another name in the directory may belong to another output.
+/// Replaces a file by a copy. Only this name of the file is removed: another name in the directory may belong to another output.
 fn replace_by_copy(directory: &OwnedFd, name: &str, mut file: &File) -> io::Result<File> {
     rustix::fs::unlinkat(directory, name, AtFlags::empty())?;
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
@@ -167,7 +167,7 @@ pub(crate) fn open_plain(
 /// Opens a plain file in the private directory of a running kernel, in its present state: through no link, and without waiting.
 ///
 /// # Errors
-/// If the file does not exist, or is no plain file.
+/// If the file does not exist, or is not a plain file.
 pub fn open_as_made(directory: &Path, name: &str) -> io::Result<File> {
     Ok(open_plain(open_directory(CWD, directory)?, name, WITHIN)?.0)
 }
@@ -210,11 +210,11 @@ pub(crate) fn next(entries: &mut Dir) -> Option<io::Result<DirEntry>> {
     }
 }
 
-/// Removes a directory with all its contents, of any depth, which others may have made. It follows no link, and never has more than three
-/// directories open.
+/// Removes a directory with all its contents, of any depth, which other users may have made. This function follows no link, and never has
+/// more than three directories open.
 ///
 /// # Errors
-/// If the path is no directory, or if the system refuses.
+/// If the path is not a directory, or if the operating system refuses.
 pub fn remove_directory(path: &Path) -> io::Result<()> {
     let mut root = Dir::new(open_taken(CWD, path)?)?;
     let mut deleted = 0_u64;
@@ -316,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn output_with_second_name_leaves_original_unchanged() {
+    fn output_with_second_hard_link_leaves_original_unchanged() {
         let root = tempfile::tempdir().unwrap();
         let (outside, directory) = kept(root.path());
         let names = ["first", ".tidemill-copy", ".tidemill-deleted-1"];
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn directory_of_any_depth_is_removed() {
+    fn remove_directory_removes_directories_of_any_depth() {
         let root = tempfile::tempdir().unwrap();
         let (outside, directory) = kept(root.path());
         symlink(&outside, directory.join("linked")).unwrap();

@@ -1,4 +1,4 @@
-//! Measures the share of a processor that one more kernel would have now, by running a kernel that only computes for a moment.
+//! Measures the share of a processor that one more kernel would have now: a kernel that only computes runs for a moment.
 //!
 //! No other source has this information: the competing processes, their priorities, sessions and control groups with their limits all
 //! matter, and the probe is started like any other kernel.
@@ -9,44 +9,44 @@ use crate::run::{CodeSource, Run, RunEnd, RunLimits, User};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Duration of the probe: some dozen turns if several processes share a processor.
+/// Duration of the probe: several dozen time slices if several processes share a processor.
 pub const PROBE_TIME: Duration = Duration::from_millis(150);
 
-/// Larger shares count as a whole processor, because starting takes a part of the time, too.
+/// Minimum share that counts as a whole processor, because starting the probe takes a part of the time, too.
 const WHOLE: f64 = 0.95;
 
-/// Share that is reported for a kernel that got no processor in the whole time: it will get one later.
+/// Share that is reported for a probe that got no processor in the whole time: it would get one later.
 const LEAST: f64 = 0.001;
 
-/// Program that computes.
+/// Name of the program that computes during the probe.
 const SHELL: &str = "sh";
 
-/// Reason why the share cannot be measured.
+/// Reason why the share of a processor cannot be measured.
 #[derive(Debug, thiserror::Error)]
 pub enum ProbeError {
-    /// There is no shell to run.
+    /// The host has no shell for the probe.
     #[error("the program `{SHELL}` does not exist on this host")]
     NoShell,
-    /// The run could not be prepared.
+    /// The run of the probe could not be prepared.
     #[error(transparent)]
     Prepare(#[from] crate::PrepareError),
-    /// The run could not be started.
+    /// The run of the probe could not be started.
     #[error(transparent)]
     Spawn(#[from] crate::SpawnError),
-    /// The system did not report how the run ended.
+    /// The operating system did not report how the probe ended.
     #[error("the end of the run is unknown: {0}")]
     Wait(#[from] std::io::Error),
-    /// The run ended before its time.
+    /// The probe ended before its time.
     #[error("{0}")]
     Ended(String),
 }
 
 impl Launcher {
-    /// Returns the share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `directory` is the probe's private
-    /// directory, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
+    /// Returns the share of a processor, more than 0 and up to 1, that one more kernel of a user has now. `directory` is the probe's
+    /// private directory, which must not exist and is removed. Takes [`PROBE_TIME`] and blocks.
     ///
     /// # Errors
-    /// If no kernel can run here.
+    /// If no kernel can run on this host.
     pub fn probe(&self, directory: PathBuf, user: Option<User>) -> Result<f64, ProbeError> {
         let shell = self.find_program(SHELL).ok_or(ProbeError::NoShell)?;
         let mut run = Run::new(CodeSource::Program(shell), directory.clone());

@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 
 use crate::builtin;
 
-/// Maximum number of cached hashes; when the cache is full, it is cleared.
+/// Maximum number of cached hashes of files; when the cache is full, it is cleared.
 const HASHES_MAX: usize = 4096;
 
 /// Properties that distinguish two states of a file.
@@ -37,8 +37,8 @@ pub fn find_program(name: &str, path: &[PathBuf]) -> Option<PathBuf> {
         .find(executable)
 }
 
-/// Returns the blake3 hash of a file, in hexadecimal. The hash is cached as long as device, inode, size, time of change and of status
-/// change stay the same.
+/// Returns the blake3 hash of a file, in hexadecimal. The hash is cached as long as the file's device, inode, size, time of change and time
+/// of status change stay the same.
 ///
 /// # Errors
 /// If the file cannot be read.
@@ -46,7 +46,7 @@ pub fn hash_file(path: &Path) -> io::Result<String> {
     hash_open(&File::open(path)?)
 }
 
-/// Returns the same hash of an open file, whose position is then its beginning.
+/// Returns the blake3 hash of an open file like [`hash_file`]; afterwards the file's position is its beginning.
 pub(crate) fn hash_open(mut file: &File) -> io::Result<String> {
     let data = file.metadata()?;
     let version = (
@@ -69,8 +69,8 @@ pub(crate) fn hash_open(mut file: &File) -> io::Result<String> {
     Ok(hash)
 }
 
-/// Returns the hash of a built-in kernel, in hexadecimal: of its name, its revision and the version of this crate, so it is the same on
-/// all nodes of one release. `None` if there is no such kernel.
+/// Returns the hash of a built-in kernel, in hexadecimal: of its name, its revision and the version of this crate, so the hash is the same
+/// on all nodes of one release. Returns `None` if no such kernel exists.
 #[must_use]
 pub fn builtin_hash(name: &str) -> Option<String> {
     let revision = builtin::revision(name)?;
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn programs_are_found_by_name_and_path() {
+    fn find_program_finds_program_by_name_and_path() {
         let path = [
             PathBuf::from("/nowhere"),
             PathBuf::from("/usr/bin"),
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_follows_content() {
+    fn hash_file_changes_with_content() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("code");
         fs::write(&file, "one").unwrap();

@@ -1,8 +1,8 @@
-//! Children that reduce arrays. Each serves the requests of one user, one after the other. So the code that decodes users' bytes is
-//! confined like a kernel, and requests do not wait for the start of a process.
+//! Child processes that reduce arrays. Each child serves the requests of one user, one after the other. So the code that decodes users'
+//! bytes is confined like a kernel, and requests do not wait for the start of a process.
 //!
-//! A request is an [`ArrayReduction`] and an open file; the child answers with the values alone. If a child dies or takes too long, only its
-//! current request fails.
+//! A request is an [`ArrayReduction`] and an open file; the child answers with the values alone. If a child dies or takes too long, only
+//! its current request fails.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -22,16 +22,16 @@ use crate::reduction::{ReductionBatch, ReductionItem};
 use crate::run::{CodeSource, InputsAs, Run, RunLimits, User};
 use crate::running::RunningKernel;
 
-/// Maximum lifetime of a child.
+/// Maximum lifetime of a child process.
 pub const CHILD_MAX: Duration = Duration::from_secs(600);
 
 /// Maximum duration of a request.
 pub const REQUEST_MAX: Duration = Duration::from_secs(30);
 
-/// Memory of one child, in bytes: the stored bytes, two buffers to decode them, and the result.
+/// Maximum memory of one child, in bytes: the stored bytes, two buffers to decode them, and the result.
 const CHILD_BYTES_MAX: u64 = 3 * RAW_BYTES_MAX as u64 + 4 * RESULT_BYTES_MAX as u64;
 
-/// Longest order, in bytes.
+/// Maximum size of an order, in bytes.
 pub(crate) const ORDER_BYTES_MAX: usize = 4 << 20;
 
 /// Maximum number of pieces of one array.
@@ -43,32 +43,32 @@ pub const STORED_BYTES_MAX: u64 = RAW_BYTES_MAX as u64;
 /// Maximum number of bytes that may be sent with an order.
 pub const SENT_BYTES_MAX: usize = 64 << 20;
 
-/// Location of stored bytes, in order.
+/// Location of stored bytes; the locations of an array are in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum StoredBytes {
-    /// In the file that is sent with the order.
+    /// The bytes are in the file that is sent with the order.
     Held {
-        /// Offset of the first byte.
+        /// Offset of the first byte in the file.
         offset: u64,
-        /// Number of bytes.
+        /// Number of bytes in the file.
         length: u64,
     },
-    /// Number of bytes that are sent with the order.
+    /// This number of bytes is sent with the order.
     Sent(u64),
-    /// Number of zeros that were never written.
+    /// This number of bytes was never written: all of them are zeros.
     Hole(u64),
 }
 
-/// A reduction and its stored bytes.
+/// A reduction of an array, and the array's stored bytes.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArrayReduction {
     /// Description of the reduction.
     pub spec: ArraySpec,
-    /// Stored bytes.
+    /// Locations of the stored bytes, in order.
     pub pieces: Vec<StoredBytes>,
 }
 
-/// Work on the bytes of one file.
+/// Work of a child on the bytes of one file.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum ReducerWork {
     /// One array is reduced to its [`Reduced`].
@@ -78,7 +78,7 @@ pub enum ReducerWork {
 }
 
 impl ReducerWork {
-    /// Returns the locations of all bytes, in order.
+    /// Returns the locations of all stored bytes, in order.
     pub fn pieces(&self) -> Box<dyn Iterator<Item = &StoredBytes> + '_> {
         match self {
             Self::Array(order) => Box::new(order.pieces.iter()),
@@ -86,7 +86,7 @@ impl ReducerWork {
         }
     }
 
-    /// Returns the same work with its bytes at other locations, which must be as many.
+    /// Returns the same work with its bytes at the locations `to`, which must be as many.
     #[must_use]
     pub fn moved(mut self, to: impl IntoIterator<Item = StoredBytes>) -> Self {
         let places: Box<dyn Iterator<Item = &mut StoredBytes>> = match &mut self {
@@ -105,7 +105,7 @@ impl ReducerWork {
     /// Returns the number of bytes that are sent with the work.
     ///
     /// # Errors
-    /// If a limit is exceeded.
+    /// If a limit on the work is exceeded.
     pub fn check(&self) -> Result<u64, ReducerError> {
         let (mut all, mut sent, mut count) = (0_u64, 0_u64, 0_usize);
         for piece in self.pieces() {
@@ -131,19 +131,19 @@ impl ArrayReduction {
     /// Returns the number of bytes that are sent with the order.
     ///
     /// # Errors
-    /// If a limit is exceeded.
+    /// If a limit on the work is exceeded.
     pub fn check(&self) -> Result<u64, ReducerError> {
         ReducerWork::Array(self.clone()).check()
     }
 }
 
-/// A request that a child refuses. A second try would fail, too.
+/// Error of a request that a child refuses. A second try would fail, too.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[error("{message}")]
 pub struct ReducerError {
     /// Description of the error.
     pub message: String,
-    /// Whether the stored bytes are the cause.
+    /// Whether the stored bytes are the cause of the error.
     pub of_data: bool,
 }
 
@@ -156,19 +156,19 @@ impl From<ArrayError> for ReducerError {
     }
 }
 
-/// Answer of a child: the result in postcard, or the error. The last byte of the message tells which of both it is.
+/// Answer of a child: the result in postcard, or the error. The last byte of the message distinguishes result and error.
 pub(crate) type ReducerAnswer = Result<Vec<u8>, ReducerError>;
 
-/// Reason why there is no result.
+/// Reason why a reduction has no result.
 #[derive(Debug, thiserror::Error)]
 pub enum ReduceError {
-    /// The request or the bytes are invalid.
+    /// The request or the stored bytes are invalid.
     #[error(transparent)]
     Refused(#[from] ReducerError),
-    /// The child has ended, or was ended, and cannot be used any more.
+    /// The child has ended, or was killed, and cannot be used any more.
     #[error("the process that decodes the array ended: {0}")]
     Ended(String),
-    /// The request took too long, and the child was ended.
+    /// The request took too long, and the child was killed.
     #[error("decoding the array took longer than {} s", REQUEST_MAX.as_secs())]
     Slow,
     /// The child could not be prepared.
@@ -182,7 +182,7 @@ pub enum ReduceError {
     Socket(#[from] io::Error),
 }
 
-/// A child that reduces. It is killed when this value is dropped.
+/// A child that reduces arrays. The child is killed when this value is dropped.
 #[derive(Debug)]
 pub struct Reducing {
     socket: UnixStream,
@@ -192,11 +192,11 @@ pub struct Reducing {
 }
 
 impl Launcher {
-    /// Starts a child that reduces with the rights of `user`. `directory` is its private directory, which must not exist and is removed in the
-    /// end.
+    /// Starts a child that reduces arrays with the rights of `user`. `directory` is its private directory, which must not exist and is
+    /// removed in the end.
     ///
     /// # Errors
-    /// If no child can be started.
+    /// If the child cannot be started.
     pub fn start_reducing(
         &self,
         directory: &Path,
@@ -234,7 +234,7 @@ impl Reducing {
     /// Reduces an array in the child. `sent` contains the bytes that are sent with the order.
     ///
     /// # Errors
-    /// If the child refuses, or ends.
+    /// If the child refuses the request, or ends.
     pub fn reduce(
         &mut self,
         order: &ArrayReduction,
@@ -245,11 +245,11 @@ impl Reducing {
         postcard::from_bytes(&answer).map_err(|error| ReduceError::Ended(error.to_string()))
     }
 
-    /// Executes work in the child. The result is in postcard: a [`Reduced`] of an array, a [`State`](crate::reduction::BoxState) of a batch.
-    /// `sent` contains the bytes that are sent with the work.
+    /// Executes work in the child. The result is in postcard: a [`Reduced`] of an array, a [`State`](crate::reduction::BoxState) of a
+    /// batch. `sent` contains the bytes that are sent with the work.
     ///
     /// # Errors
-    /// If the child refuses, or ends.
+    /// If the child refuses the work, or ends.
     pub fn carry_out(
         &mut self,
         work: &ReducerWork,
@@ -282,7 +282,7 @@ impl Reducing {
         }
     }
 
-    /// Ends the child and returns the reason why it cannot be used any more.
+    /// Kills the child and returns the reason why the child cannot be used any more.
     fn ended(&mut self, error: &io::Error) -> ReduceError {
         let timed_out = matches!(
             error.kind(),
@@ -308,7 +308,7 @@ impl Reducing {
         self.running.is_some()
     }
 
-    /// Returns the id of the process.
+    /// Returns the id of the child process.
     #[must_use]
     pub fn pid(&self) -> Option<u32> {
         self.running.as_ref().map(RunningKernel::pid)
@@ -324,7 +324,7 @@ impl Drop for Reducing {
     }
 }
 
-/// Longest answer, in bytes: a result with its counts.
+/// Maximum size of an answer, in bytes: a result with its counts.
 pub(crate) const ANSWER_BYTES_MAX: usize = 2 * RESULT_BYTES_MAX + (1 << 20);
 
 /// Returns the length of a message as the prefix that is sent before it.
@@ -335,7 +335,7 @@ pub(crate) fn length(bytes: usize, most: usize) -> io::Result<[u8; 4]> {
         .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
-/// Reads a message that follows its length; returns `None` if there is no further message.
+/// Reads a message that follows its length; returns `None` if the socket is closed.
 fn read_message(from: &mut impl Read, most: usize) -> io::Result<Option<Vec<u8>>> {
     let mut length = [0; 4];
     if from.read(&mut length[..1])? == 0 {

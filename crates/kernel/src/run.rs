@@ -1,9 +1,9 @@
-//! Description of a run and of its end: the plain types of this crate's API.
+//! Description of a run and of its end: the plain data types of this crate's API.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Number of bytes that are kept from the end of a kernel's standard output and standard error.
+/// Maximum number of last bytes that are kept of a kernel's standard output, and of its standard error.
 pub const TAIL_BYTES_MAX: usize = 64 << 10;
 
 /// Source of a kernel's code.
@@ -13,13 +13,13 @@ pub enum CodeSource {
     Builtin(String),
     /// Native shared object (see `include/tidemill_kernel.h`).
     Native(PathBuf),
-    /// WebAssembly module with the same interface. It has no standard input.
+    /// WebAssembly module with the same interface as native kernels. It has no standard input.
     Wasm(PathBuf),
-    /// Executable file: a program of the host, or a stored program or script. A file that the task's user may not execute, such as a
-    /// sealed object, is copied into the private directory first. Scripts name their interpreter in their first line (`#!`).
+    /// Executable file: a program of the host, or a stored program or script. A file that the task's user may not execute, such as a sealed
+    /// object, is copied into the private directory first. Scripts name their interpreter in their first line (`#!`).
     Program(PathBuf),
-    /// Pipeline of kernels in one confined tree of processes: the first reads the inputs, each other kernel reads the output of the
-    /// previous one, and the last writes the standard output. No stage is itself a pipeline. The arguments of the run are not used.
+    /// Pipeline of kernels in one confined tree of processes: the first kernel reads the inputs, each later kernel reads the output of the
+    /// previous one, and the last kernel writes the standard output. No stage is itself a pipeline. The arguments of the run are not used.
     Pipeline(Vec<RunStage>),
 }
 
@@ -47,36 +47,36 @@ impl CodeSource {
 /// One kernel of a pipeline.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunStage {
-    /// Its code.
+    /// Code of the stage's kernel.
     pub code: CodeSource,
-    /// Its arguments, without its own name.
+    /// Arguments of the kernel, without the kernel's own name.
     pub args: Vec<String>,
 }
 
-/// Part of its work that a run does. All parts except the first are for folds of users (see `include/tidemill_kernel.h`); partial states
-/// are output 0, and inputs, of such runs.
+/// Part of a kernel's work that a run does. All parts except the first are for folds of users (see `include/tidemill_kernel.h`); partial
+/// states are output 0, and inputs, of such runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum RunPart {
-    /// All work: from whole inputs to the result.
+    /// The run does all work: from whole inputs to the result.
     #[default]
     Whole,
-    /// From a piece of an input, the run's only input, to a partial state.
+    /// The run folds a piece of an input, the run's only input, to a partial state.
     Piece {
         /// Number of the input that the piece belongs to, from 0.
         input: usize,
-        /// Offset of the piece in that input, in bytes: a multiple of [`crate::child::PIECE_ALIGN`].
+        /// Offset of the piece in the input, in bytes: a multiple of [`crate::child::PIECE_ALIGN`].
         offset: u64,
     },
-    /// From partial states to one merged state.
+    /// The run merges partial states to one partial state.
     Merge,
-    /// From partial states to the result.
+    /// The run computes the result from partial states.
     Finish,
 }
 
-/// File that the kernel may read.
+/// File that the kernel of a run may read.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct RunInput {
-    /// Path that the kernel sees, relative to its private directory; may contain `/`.
+    /// Path of the file that the kernel sees, relative to the run's private directory; may contain `/`.
     pub name: String,
     /// Absolute path of the file itself.
     pub path: PathBuf,
@@ -85,28 +85,28 @@ pub struct RunInput {
 /// Form of the inputs in the private directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Default)]
 pub enum InputsAs {
-    /// Hard links, for a node that runs as root: the files belong to another user than the task's, so the task can read but never
-    /// change them. [`crate::Launcher::prepare`] refuses files that the task could change.
+    /// Inputs are hard links, for a node that runs as root: the files belong to another user than the task's, so the task can read but
+    /// never change them. [`crate::Launcher::prepare`] refuses files that the task could change.
     #[default]
     HardLink,
-    /// Symbolic links, with a sandbox rule that allows reading their targets. Needs Landlock.
+    /// Inputs are symbolic links, with a sandbox rule that allows reading their targets. This form needs Landlock.
     Symlink,
 }
 
 /// Limits of one run. A run that exceeds a limit is killed, with all its processes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RunLimits {
-    /// Wall-clock time.
+    /// Maximum wall-clock time of the run.
     pub time: Duration,
-    /// Private memory, in bytes: of each process (allocation fails) and of all together (killed). Inputs that are mapped for reading do
-    /// not count.
+    /// Maximum private memory, in bytes: of each process (allocation fails) and of all processes together (the run is killed). Inputs that
+    /// are mapped for reading do not count.
     pub memory_bytes: u64,
-    /// Total size of all files in the private directory except the inputs, in bytes; also the maximum size of each file.
+    /// Maximum total size of all files in the private directory except the inputs, in bytes; also the maximum size of each file.
     pub output_bytes: u64,
-    /// Maximum number of processes (threads not counted) at one time.
+    /// Maximum number of processes of the run at one time, not counting threads.
     pub processes: u32,
-    /// Processor time, in hundredths of a processor. The limit applies if the system has control groups for it and once the run has
-    /// lasted for a moment. `None`: no limit.
+    /// Maximum processor time, in hundredths of a processor. The limit applies if the system has control groups for it and once the run has
+    /// lasted for a moment. `None` means no limit.
     pub cpu_percent: Option<u32>,
 }
 
@@ -122,56 +122,56 @@ impl Default for RunLimits {
     }
 }
 
-/// User whose rights a kernel has.
+/// User whose rights a kernel has, as ids of the operating system.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct User {
     /// Numeric user id.
     pub uid: u32,
-    /// Numeric group id; there are no further groups.
+    /// Numeric group id; the kernel has no further groups.
     pub gid: u32,
 }
 
-/// Variable for the pipes of a run that may ask: their names are its value with the suffixes `.ask` and `.answer`.
+/// Environment variable for the pipes of a run that may ask: their names are its value with the suffixes `.ask` and `.answer`.
 pub const READ_VARIABLE: &str = "TIDEMILL_READ";
 
-/// Variable that is set if a kernel is one of several ranks; see [`crate::Prepared::join`].
+/// Environment variable that is set if a kernel is one of several ranks; see [`crate::Prepared::join`].
 pub const RANKS_VARIABLE: &str = "TIDEMILL_MPI";
 
 /// One run of a kernel.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// The code.
+    /// Code of the kernel.
     pub code: CodeSource,
-    /// Its arguments, without the kernel's own name.
+    /// Arguments of the kernel, without the kernel's own name.
     pub args: Vec<String>,
-    /// Private directory, absolute: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place that it can
-    /// write to. The caller must remove it.
+    /// Absolute path of the private directory: made by [`crate::Launcher::prepare`], the kernel's working directory, and the only place
+    /// that the kernel can write to. The caller must remove the directory.
     pub directory: PathBuf,
-    /// Part of its work that the run does.
+    /// Part of the kernel's work that the run does.
     pub part: RunPart,
-    /// All files it may read in addition to the system's programs and libraries.
+    /// All files that the kernel may read in addition to the system's programs and libraries.
     pub inputs: Vec<RunInput>,
-    /// Paths of the output files, relative to the private directory. Their parent directories are made; the files are not. A path with a slash
-    /// at its end is an output directory, which is made.
+    /// Paths of the output files, relative to the private directory. Their parent directories are made; the files are not. A path with a
+    /// slash at its end is an output directory, which is made.
     pub outputs: Vec<String>,
-    /// Name among `inputs` that becomes the standard input; `None`: the standard input is empty.
+    /// Name among `inputs` that becomes the standard input; `None` for an empty standard input.
     pub stdin: Option<String>,
-    /// Name among `outputs` that receives the standard output; `None`: its last bytes are kept in [`Exit`].
+    /// Name among `outputs` that receives the standard output; if `None`, the last bytes of the standard output are kept in [`Exit`].
     pub stdout: Option<String>,
-    /// User whose rights the kernel gets. `None`: the user of this process, without any capabilities. `Some` needs root.
+    /// User whose rights the kernel gets. `None` stands for the user of this process, without any capabilities. `Some` needs root.
     pub user: Option<User>,
-    /// Limits.
+    /// Limits of the run.
     pub limits: RunLimits,
-    /// Form of the inputs.
+    /// Form of the inputs in the private directory.
     pub inputs_as: InputsAs,
-    /// Further files and directories that the kernel may read and execute, absolute.
+    /// Absolute paths of further files and directories that the kernel may read and execute.
     pub readable: Vec<PathBuf>,
-    /// Directories of the host that the kernel may read and execute from in addition to those of all kernels, absolute. A path that has
-    /// become a link, or contains one, is not used.
+    /// Absolute paths of directories of the host that the kernel may read and execute from in addition to those of all kernels. A path that
+    /// has become a link, or contains a link, is not used.
     pub shown: Vec<PathBuf>,
-    /// Directories that precede those of all kernels in the kernel's `PATH`.
+    /// Directories that precede the directories of all kernels in the kernel's `PATH`.
     pub path: Vec<PathBuf>,
-    /// Further environment variables; if a name occurs several times, the last value counts.
+    /// Further environment variables of the kernel; if a name occurs several times, the last value counts.
     pub environment: Vec<(String, String)>,
     /// Whether the kernel may ask its starter, through two pipes that [`READ_VARIABLE`] names.
     pub asks: bool,
@@ -207,7 +207,7 @@ impl Run {
 pub enum RunEnd {
     /// The kernel's first process ended with this code; 0 is success.
     Code(i32),
-    /// A signal ended the first process.
+    /// A signal ended the kernel's first process.
     Signal(i32),
     /// The run exceeded its time limit and was killed.
     TimeLimit,
@@ -218,7 +218,7 @@ pub enum RunEnd {
     OutputLimit,
     /// The run exceeded its limit of processes and was killed.
     ProcessLimit,
-    /// The system ended the run because all kernels of its launcher together exceeded their memory limit.
+    /// The operating system ended the run because all kernels of its launcher together exceeded their memory limit.
     GroupLimit,
     /// [`crate::Control::cancel`] killed the run.
     Cancelled,
@@ -227,11 +227,11 @@ pub enum RunEnd {
 /// Resources that a run used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct RunUsage {
-    /// Wall-clock time from before the fork to the end.
+    /// Wall-clock time of the run from before the fork to the end.
     pub wall: Duration,
     /// Processor time in user mode of the first process and all its descendants.
     pub user_cpu: Duration,
-    /// Processor time in system mode of the same processes.
+    /// Processor time in system mode of the first process and all its descendants.
     pub system_cpu: Duration,
     /// Largest resident set of one process, in bytes.
     pub rss_bytes_max: u64,
@@ -239,12 +239,12 @@ pub struct RunUsage {
     pub written_bytes: u64,
 }
 
-/// End of a stream.
+/// Last bytes of a kernel's output stream.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct StreamTail {
-    /// The last [`TAIL_BYTES_MAX`] bytes at most.
+    /// The last bytes of the stream, at most [`TAIL_BYTES_MAX`].
     pub bytes: Vec<u8>,
-    /// Total number of bytes.
+    /// Total number of bytes that the kernel wrote to the stream.
     pub total_bytes: u64,
 }
 
@@ -267,13 +267,13 @@ impl StreamTail {
 /// Result of a run.
 #[derive(Clone, Debug)]
 pub struct Exit {
-    /// Cause of the end.
+    /// Cause of the run's end.
     pub end: RunEnd,
-    /// Resources that it used.
+    /// Resources that the run used.
     pub usage: RunUsage,
-    /// The end of its standard error.
+    /// Last bytes of the kernel's standard error.
     pub stderr: StreamTail,
-    /// The end of its standard output; empty if an output received it.
+    /// Last bytes of the kernel's standard output; empty if an output file received the standard output.
     pub stdout: StreamTail,
 }
 
@@ -284,7 +284,7 @@ impl Exit {
         self.end == RunEnd::Code(0)
     }
 
-    /// Describes the end for the user, in one sentence.
+    /// Returns a description of the run's end for the user, in one sentence.
     #[must_use]
     pub fn message(&self, limits: &RunLimits) -> String {
         match self.end {
@@ -323,8 +323,8 @@ impl Exit {
 }
 
 impl Exit {
-    /// Names the memory limit if a refused request for memory may be the cause. Nothing reports a refused request, and many programs do
-    /// not check the result.
+    /// Returns the memory limit as a possible cause of a failure, if a refused request for memory may be the cause. Nothing reports a
+    /// refused request, and many programs do not check the result.
     fn perhaps_memory(&self, limits: &RunLimits) -> String {
         let used = self.usage.rss_bytes_max;
         let perhaps = match self.end {
@@ -369,7 +369,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tail_keeps_last_bytes() {
+    fn stderr_tail_keeps_last_bytes() {
         let mut tail = StreamTail::default();
         tail.push(&vec![b'a'; TAIL_BYTES_MAX]);
         tail.push(b"the end");

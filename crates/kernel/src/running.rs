@@ -15,14 +15,14 @@ use crate::run::{Exit, RunEnd, RunUsage, StreamTail};
 use crate::sandbox::group::Full;
 use crate::watch::{Watched, groups};
 
-/// Bytes that are read from a pipe at once.
+/// Number of bytes that are read from a kernel's pipe at once.
 const READ_BYTES: usize = 64 << 10;
 
-/// Maximum time that processes which the kernel left may take to die after they were killed.
+/// Maximum time that remaining processes of a kernel may take to die after they were killed.
 const LEFT_BEHIND_MAX: Duration = Duration::from_secs(2);
 const LEFT_BEHIND_PAUSE: Duration = Duration::from_millis(1);
 
-/// Texts on standard error, by the run-time libraries of common languages, after an allocation failed.
+/// Texts on standard error that run-time libraries of common languages write after an allocation failed.
 const OUT_OF_MEMORY_WORDS: &[&str] = &[
     "MemoryError",
     "Cannot allocate memory",
@@ -55,13 +55,13 @@ impl Control {
         self.watched.kill(RunEnd::Cancelled);
     }
 
-    /// Returns the end of the kernel's standard output so far, unless an output receives it.
+    /// Returns the last bytes of the kernel's standard output so far, unless an output file receives the standard output.
     #[must_use]
     pub fn stdout(&self) -> StreamTail {
         self.watched.stdout.lock().clone()
     }
 
-    /// Returns the end of the kernel's standard error so far.
+    /// Returns the last bytes of the kernel's standard error so far.
     #[must_use]
     pub fn stderr(&self) -> StreamTail {
         self.watched.stderr.lock().clone()
@@ -77,7 +77,7 @@ impl RunningKernel {
         }
     }
 
-    /// Returns the id of the first process, which is also the id of its group.
+    /// Returns the id of the kernel's first process, which is also the id of its group.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.watched.process.pid.cast_unsigned()
@@ -142,8 +142,8 @@ impl RunningKernel {
         })
     }
 
-    /// Waits for an event and reads the contents of the pipes. Returns true when the process has ended, or, if `process` is false, when
-    /// the time is over.
+    /// Waits for an event and reads the contents of the kernel's pipes. Returns true when the process has ended, or, if `process` is false,
+    /// when the time is over.
     fn serve(
         &mut self,
         buffer: &mut [u8],
@@ -173,8 +173,8 @@ impl RunningKernel {
         Ok(ended || ready == 0)
     }
 
-    /// Kills the rest of the group, then reaps the first process. This order, and the lock, ensure that the group's id still belongs to
-    /// the group.
+    /// Kills the rest of the kernel's process group, then reaps the first process. This order, and the lock, ensure that the group's id
+    /// still belongs to the group.
     fn reap(&self) -> io::Result<(RunEnd, libc::rusage)> {
         let mut state = self.watched.state.lock();
         self.watched.process.kill_group();
@@ -203,7 +203,7 @@ impl RunningKernel {
         Ok((end, usage))
     }
 
-    /// Waits for killed processes, which may still write for a moment.
+    /// Waits for the end of killed processes, which may still write for a moment.
     fn wait_for_left_behind(&self, until: Instant) {
         // Processes whose parents ended without waiting for them are now children of this process.
         self.watched.reap_orphans();
@@ -241,7 +241,7 @@ impl Drop for RunningKernel {
     }
 }
 
-/// Reads all available bytes; closes the pipe at its end.
+/// Reads all available bytes of a pipe; closes the pipe at its end.
 fn drain(
     pipe: &mut Option<OwnedFd>,
     tail: &Mutex<StreamTail>,

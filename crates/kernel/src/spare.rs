@@ -1,11 +1,11 @@
 //! Spare private directories, for reuse.
 //!
-//! Making and removing several directories for each task costs more than starting it: when some file systems (ext4 without a journal) make an
-//! inode, they search all inodes that were removed in the last minutes. So if a kernel left the directories of its private directory unchanged,
-//! the directory is emptied of files and kept for the next run of the same user with the same subdirectories.
+//! Making and removing several directories for each task costs more than starting it: when some file systems (ext4 without a journal) make
+//! an inode, they search all inodes that were removed in the last minutes. So if a kernel left the directories of its private directory
+//! unchanged, the directory is emptied of files and kept for the next run of the same user with the same subdirectories.
 //!
-//! The private directory and its subdirectories belonged to a kernel's user. This process becomes their owner before it reads them, and empties
-//! them by descriptor, without following links.
+//! The private directory and its subdirectories belonged to a kernel's user. This process becomes their owner before it reads them, and
+//! empties them by descriptor, without following links.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::io;
@@ -19,7 +19,7 @@ use rustix::io::Errno;
 use crate::private::{next, open_taken, remove_directory};
 use crate::run::{Run, User};
 
-/// Maximum number of spare directories.
+/// Maximum number of spare private directories.
 const SPARES_MAX: usize = 128;
 
 /// Maximum number of subdirectories of a spare directory.
@@ -37,7 +37,7 @@ type SpareKey = (PathBuf, Option<(u32, u32)>, BTreeSet<String>);
 #[derive(Debug, Default)]
 struct SpareDirectories {
     used: HashMap<PathBuf, SpareKey>,
-    /// Spare directories; those added last are at the end.
+    /// Spare private directories; those added last are at the end.
     free: VecDeque<(SpareKey, PathBuf)>,
     next: u64,
 }
@@ -73,7 +73,7 @@ impl Spares {
         })
     }
 
-    /// Empties a private directory and keeps it; returns `false` if the caller must remove it.
+    /// Empties a private directory and keeps it as a spare one; returns `false` if the caller must remove the directory.
     pub(crate) fn put(&self, directory: &Path) -> bool {
         let mut held = self.held();
         let Some(key) = held.used.remove(directory) else {
@@ -99,7 +99,7 @@ impl Spares {
     }
 }
 
-/// Takes a private directory back, and removes all files in it and in its listed subdirectories. Each subdirectory must exist.
+/// Makes this process the owner of a private directory, and removes all files in it and in its subdirectories, which must all exist.
 fn empty(directory: &Path, directories: &BTreeSet<String>) -> io::Result<()> {
     let found = clear(open_taken(rustix::fs::CWD, directory)?, "", directories)?;
     match found == directories.len() {
@@ -108,8 +108,8 @@ fn empty(directory: &Path, directories: &BTreeSet<String>) -> io::Result<()> {
     }
 }
 
-/// Removes the files in a directory and in its listed subdirectories; returns the number of these subdirectories. Any other subdirectory is an error,
-/// after which the caller removes the whole directory.
+/// Removes the files in a directory and in its listed subdirectories; returns the number of these subdirectories. Any other subdirectory is
+/// an error, after which the caller removes the whole directory.
 fn clear(directory: OwnedFd, within: &str, directories: &BTreeSet<String>) -> io::Result<usize> {
     let mut entries = Dir::new(directory)?;
     let mut found = 0;
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn spare_directories_are_bounded() {
+    fn spare_directories_are_bounded_in_number() {
         let all = tempfile::tempdir().unwrap();
         let spares = Spares::default();
         for number in 0..SPARES_MAX + 5 {
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn tampered_directory_is_not_recycled_and_links_not_followed() {
+    fn tampered_private_directory_is_not_recycled() {
         let all = tempfile::tempdir().unwrap();
         let outside = all.path().join("outside");
         std::fs::create_dir(&outside).unwrap();

@@ -1,4 +1,4 @@
-//! Starts a confined process: all code between fork and exec.
+//! Start of a confined process: all code between fork and exec.
 //!
 //! The child shares the parent's memory until it executes its program (`CLONE_VM | CLONE_VFORK`), so the cost of a start does not depend
 //! on the size of the parent. For this reason the child's code allocates nothing, takes no lock and makes bare system calls: C libraries
@@ -7,7 +7,7 @@
 //! A child has its new user while it still shares the memory of this process. So a process whose children change users must hide its
 //! memory from other processes: [`show_memory`].
 //!
-//! Kernels die with the *thread* that started them, so all of them are started by threads of this module that never end.
+//! Kernels die with the *thread* that started them, so threads of this module that never end start all kernels.
 
 use std::cell::UnsafeCell;
 use std::ffi::{CString, c_char, c_int, c_long, c_uint, c_void};
@@ -24,7 +24,7 @@ use crate::run::User;
 use crate::sandbox::calls::IOPRIO_WHO_PROCESS;
 use crate::sandbox::files;
 
-/// Number of threads that start processes. A start keeps a processor busy for a millisecond at most.
+/// Maximum number of threads that start processes. A start keeps a processor busy for a millisecond at most.
 const SPAWNERS_MAX: usize = 4;
 
 /// Size of the child's stack until it executes its program, in bytes.
@@ -33,43 +33,43 @@ const STACK_BYTES: usize = 64 << 10;
 /// Out-of-memory score of the kernel process: if the host runs out of memory, the system ends kernels before the node.
 const OUT_OF_MEMORY_SCORE: &[u8] = b"500";
 
-/// Class `IOPRIO_CLASS_IDLE` of `linux/ioprio.h`, shifted to its bits.
+/// Class `IOPRIO_CLASS_IDLE` of `linux/ioprio.h`, shifted to its bits in a priority.
 const IOPRIO_IDLE: c_int = 3 << 13;
 
-/// `PIDFD_SIGNAL_PROCESS_GROUP` of `linux/pidfd.h`.
+/// Flag `PIDFD_SIGNAL_PROCESS_GROUP` of `linux/pidfd.h`.
 const WHOLE_GROUP: c_uint = 1 << 2;
 
-/// Securebits: user 0 has no special rights, and this is locked (`linux/securebits.h`).
+/// Securebits of the process: user 0 has no special rights, and this setting is locked (`linux/securebits.h`).
 const SECUREBITS: libc::c_ulong = 0b1111 | 0b1100_0000;
 
 /// Process to start: all data that the child needs, ready for use.
 #[derive(Debug)]
 pub(crate) struct ProcessImage {
-    /// Program: a path, or an open file.
+    /// Program to execute: a path, or an open file.
     pub(crate) program: ExecTarget,
-    /// Arguments; the first is the program's own name.
+    /// Arguments of the program; the first is the program's own name.
     pub(crate) args: Vec<CString>,
-    /// Environment.
+    /// Environment variables of the program.
     pub(crate) environment: Vec<CString>,
-    /// Standard input, output and error.
+    /// Standard input, output and error of the process.
     pub(crate) streams: [OwnedFd; 3],
     /// Descriptors above the streams that stay open under their numbers; the creator of the image holds them.
     pub(crate) kept: Vec<RawFd>,
     /// Doors of the control group that the process enters; the creator of the image holds them.
     pub(crate) doors: Vec<RawFd>,
-    /// Its working directory.
+    /// Working directory of the process.
     pub(crate) directory: Arc<OwnedFd>,
     /// Namespaces that the process enters, in this order; the creator of the image holds them.
     pub(crate) namespaces: Vec<RawFd>,
     /// User whose rights the process gets, in the numbers of the namespace that it has entered.
     pub(crate) user: Option<User>,
-    /// Resource limits: the resource and its limit.
+    /// Resource limits of the process: the resource and its limit.
     pub(crate) limits: Vec<(c_uint, libc::rlimit64)>,
     /// Whether the process runs only while processors are otherwise idle.
     pub(crate) idle: bool,
-    /// Landlock's rules.
+    /// Landlock ruleset of the process.
     pub(crate) ruleset: Option<OwnedFd>,
-    /// Filter of system calls.
+    /// Filter of the process's system calls.
     pub(crate) filter: Option<&'static BpfProgram>,
 }
 
@@ -83,13 +83,13 @@ pub(crate) enum ExecTarget {
 /// A started process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    /// Process id, which is also the id of its group and session.
+    /// Id of the process, which is also the id of its group and session.
     pub(crate) pid: i32,
     /// Process descriptor, readable once the process has ended.
     pub(crate) pidfd: OwnedFd,
 }
 
-/// Steps that can fail, in words for users.
+/// Descriptions of the steps that can fail, in words for users.
 const STEPS: &[&str] = &[
     "executing",
     "session",
@@ -123,7 +123,7 @@ pub(crate) const CALL_FILTER: usize = 12;
 const GROUP: usize = 13;
 const NAMESPACES: usize = 14;
 
-/// Data that the child reads, and the one cell that it writes.
+/// Data that the child process reads, and the one cell that it writes.
 struct SpawnData<'a> {
     image: &'a ProcessImage,
     argv: Vec<*const c_char>,
@@ -133,7 +133,7 @@ struct SpawnData<'a> {
     failure: UnsafeCell<Option<(usize, i32)>>,
 }
 
-/// Job for a thread that never ends, which provides a stack.
+/// Job for a thread that never ends; the thread provides a stack to the job.
 type ThreadJob = Box<dyn FnOnce(&mut [u128]) + Send>;
 
 static SPAWNERS: LazyLock<mpsc::Sender<ThreadJob>> = LazyLock::new(|| {
@@ -152,7 +152,7 @@ static SPAWNERS: LazyLock<mpsc::Sender<ThreadJob>> = LazyLock::new(|| {
     sender
 });
 
-/// Starts a process, and waits until it executes its program.
+/// Starts a process, and waits until the process executes its program.
 ///
 /// # Errors
 /// If the process could not be confined or executed; then no code of the program ran.
@@ -160,10 +160,10 @@ pub(crate) fn spawn(image: ProcessImage) -> Result<Process, SpawnError> {
     on_lasting_thread(move |stack| start(&image, stack)).map_err(SpawnError::Process)?
 }
 
-/// Runs work on a thread that never ends, so that processes started by the work do not die with it, and waits for the result.
+/// Runs work on a thread that never ends, so that processes started by the work do not die with the thread, and waits for the result.
 ///
 /// # Errors
-/// If there is no such thread.
+/// If the thread cannot be started.
 pub(crate) fn on_lasting_thread<T: Send + 'static>(
     work: impl FnOnce(&mut [u128]) -> T + Send + 'static,
 ) -> io::Result<T> {
@@ -194,18 +194,18 @@ fn spawner(jobs: &Mutex<mpsc::Receiver<ThreadJob>>) {
 }
 
 impl Process {
-    /// Kills all processes of the group, even if the first process has ended.
+    /// Kills all processes of the process's group, even if the first process has ended.
     pub(crate) fn kill_group(&self) {
         self.signal_group(libc::SIGKILL);
     }
 
-    /// Returns whether there are processes in the group.
+    /// Returns whether the process's group has any processes.
     pub(crate) fn has_group(&self) -> bool {
         self.signal_group(0)
     }
 
-    /// Sends a signal to the group; returns whether there was a process to receive it. The descriptor stands for this group and no later
-    /// group with the same number.
+    /// Sends a signal to the process's group; returns whether there was a process to receive the signal. The descriptor stands for this
+    /// group and no later group with the same number.
     fn signal_group(&self, signal: c_int) -> bool {
         let (call, pidfd, none) = (
             libc::SYS_pidfd_send_signal,
@@ -276,7 +276,7 @@ pub(crate) fn failed(step: usize, errno: i32) -> SpawnError {
 /// Sets up the sandbox of `image` around this process, whose parent is the node.
 ///
 /// # Safety
-/// Only in a process of one thread that is about to run a kernel.
+/// This function may only be called in a process of one thread that is about to run a kernel.
 pub(crate) unsafe fn confine_copy(image: &ProcessImage, parent: i32) -> Result<(), (usize, i32)> {
     let plan = SpawnData {
         image,
@@ -298,7 +298,7 @@ fn pointers(strings: &[CString]) -> Vec<*const c_char> {
         .collect()
 }
 
-/// Code of the child. It ends in the program, or in `_exit` after recording the failure.
+/// Code of the child process. It ends in the program, or in `_exit` after recording the failure.
 extern "C" fn child(plan: *mut c_void) -> c_int {
     // SAFETY: `start` passes a plan that outlives this function. `start` is suspended until then, so no other code accesses the plan.
     let plan = unsafe { &*plan.cast::<SpawnData<'_>>() };
@@ -317,13 +317,13 @@ extern "C" fn child(plan: *mut c_void) -> c_int {
 
 type StepResult = Result<(), (usize, i32)>;
 
-/// Sets whether other processes of the same user may access this process. A program that it executes decides for itself again.
+/// Sets whether other processes of the same user may access this process. A program that this process executes decides for itself again.
 pub(crate) fn show_memory(shown: bool) {
     // SAFETY: takes numbers and changes an attribute of this process only.
     unsafe { libc::prctl(libc::PR_SET_DUMPABLE, libc::c_ulong::from(shown), 0, 0, 0) };
 }
 
-/// Converts the result of a system call to the result of a step.
+/// Converts the result of a system call to the result of a step of the sandbox.
 fn done(step: usize, result: c_long) -> StepResult {
     if result >= 0 {
         return Ok(());
@@ -336,10 +336,10 @@ fn errno() -> i32 {
     unsafe { *libc::__errno_location() }
 }
 
-/// Sets up the whole sandbox.
+/// Sets up the whole sandbox around the child process.
 ///
 /// # Safety
-/// Only in a child process that is about to execute a program, or in a copy of its own that is about to run a kernel.
+/// This function may only be called in a child process that is about to execute a program, or in its own copy before it runs a kernel.
 unsafe fn confine(plan: &SpawnData<'_>) -> StepResult {
     // SAFETY: the caller guarantees the conditions of all these functions.
     unsafe {
@@ -402,11 +402,11 @@ unsafe fn confine(plan: &SpawnData<'_>) -> StepResult {
     }
 }
 
-/// Takes processors and devices only while they are otherwise idle, so that reads and writes through the node get both at once.
-/// Descendants inherit this class, and without rights no process can leave it.
+/// Makes the process take processors and devices only while they are otherwise idle, so that reads and writes through the node are not
+/// delayed. Descendants inherit this class, and without rights no process can leave it.
 ///
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn give_way() -> StepResult {
     let priority = libc::sched_param { sched_priority: 0 };
     // SAFETY: the first reads the structure on this stack, the second takes numbers only.
@@ -427,7 +427,7 @@ unsafe fn give_way() -> StepResult {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn default_signals() {
     // SAFETY: a zeroed action is SIG_DFL with an empty mask; the dispositions of this child are its own.
     unsafe {
@@ -456,7 +456,7 @@ pub(crate) fn heed_signals() {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn streams(image: &ProcessImage) -> StepResult {
     for (number, stream) in (0..).zip(&image.streams) {
         // SAFETY: plain descriptor calls. The sources are above 2, see `Launcher::spawn`.
@@ -471,7 +471,7 @@ unsafe fn streams(image: &ProcessImage) -> StepResult {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn limits(image: &ProcessImage) -> StepResult {
     for (which, limit) in &image.limits {
         // SAFETY: reads one rlimit64, writes nothing.
@@ -507,10 +507,10 @@ unsafe fn limits(image: &ProcessImage) -> StepResult {
     Ok(())
 }
 
-/// Takes the image's user and drops all capabilities, permanently.
+/// Makes the process run as the image's user and drops all capabilities, permanently.
 ///
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn rights(plan: &SpawnData<'_>) -> StepResult {
     // SAFETY: `prctl`, `setgroups` of none, and the id calls take numbers only; `capset` reads the two
     // structures on this stack.
@@ -557,7 +557,7 @@ unsafe fn rights(plan: &SpawnData<'_>) -> StepResult {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn file_rules(image: &ProcessImage) -> StepResult {
     let Some(ruleset) = &image.ruleset else {
         return Ok(());
@@ -591,7 +591,7 @@ unsafe fn file_rules(image: &ProcessImage) -> StepResult {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn call_filter(image: &ProcessImage) -> StepResult {
     let Some(filter) = image.filter else {
         return Ok(());
@@ -616,7 +616,7 @@ unsafe fn call_filter(image: &ProcessImage) -> StepResult {
 }
 
 /// # Safety
-/// As [`confine`].
+/// The conditions of [`confine`].
 unsafe fn execute(plan: &SpawnData<'_>) -> StepResult {
     let (argv, envp) = (plan.argv.as_ptr(), plan.envp.as_ptr());
     // SAFETY: both arrays end with a null pointer, and their strings live in the image.

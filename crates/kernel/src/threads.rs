@@ -3,7 +3,7 @@
 use std::sync::{Mutex, PoisonError};
 use std::thread;
 
-/// Does the work on each item in a thread of its own, the last on this one. Results are in the order of the items.
+/// Calls `work` for each item in a separate thread, for the last item in this thread. Results are in the order of the items.
 pub(crate) fn in_threads<I: Send, O: Send>(
     mut items: Vec<I>,
     work: impl Fn(I) -> O + Sync,
@@ -33,7 +33,7 @@ impl<I> Pile<I> {
         Self(Mutex::new(items))
     }
 
-    /// Takes the next item; no other thread gets it.
+    /// Takes the next item of the pile; no other thread gets the item.
     pub(crate) fn take(&self) -> Option<I> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).pop()
     }

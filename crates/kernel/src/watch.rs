@@ -1,6 +1,6 @@
-//! Watches the limits of all running kernels. One thread checks only the time limits, exactly; another checks the other limits every
-//! [`TICK`]. If counting the files that a kernel has written takes long, a separate thread counts them, so that no kernel delays the
-//! checks of others. Causes of kills are stored in `RunState`, which the waiter of the run reads.
+//! Watches the limits of all running kernels. One thread checks only the time limits, exactly; another thread checks the other limits every
+//! [`TICK`]. If counting the files that a kernel has written takes long, a separate thread counts them, so that no kernel delays the checks
+//! of others. Causes of kills are stored in `RunState`, which the waiter of the run reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -22,10 +22,10 @@ use crate::spawn::Process;
 /// Interval of the checks of memory, processes and written bytes.
 const TICK: Duration = Duration::from_millis(100);
 
-/// Checks take at most one part in this many of the time: for the usage that all runs share, and for each run's directory.
+/// Divisor of the time that checks may take: for the usage that all runs share, and for each run's directory.
 const REST_FACTOR: u32 = 20;
 
-/// If counting the written files of a run takes longer than this, a separate thread counts them from then on.
+/// Maximum time of counting a run's written files after which a separate thread counts them from then on.
 const LOOK_MAX: Duration = Duration::from_millis(2);
 
 /// Interval at which a separate thread checks whether its run has ended.
@@ -34,31 +34,31 @@ const APART_PAUSE: Duration = Duration::from_secs(1);
 /// Maximum pause of a separate thread between two counts, however long the last count took.
 const APART_REST_MAX: Duration = Duration::from_secs(30);
 
-/// Maximum number of descriptors and mappings of a run's processes that are examined. More count as an exceeded output limit: their
-/// contents could not be counted in time.
+/// Maximum number of descriptors and mappings of a run's processes that are examined. A larger number counts as an exceeded output limit:
+/// their contents could not be counted in time.
 const OPEN_MAX: usize = 1_000_000;
 
 /// Maximum depth of directories that a kernel may make: all of them are open during a count.
 const DEPTH_MAX: u32 = 64;
 
-/// Number of files and directories that only count by their contents, and the number of bytes that each further one counts: its space on the
-/// device.
+/// Number of files and directories that only count by their contents; the next constant is the number of bytes that each further entry
+/// counts: its space on the device.
 const ENTRIES_FREE: u64 = 1000;
 const ENTRY_BYTES: u64 = 1024;
 
 /// Number of bytes of names in a directory that do not count.
 const NAMES_BYTES: u64 = 64 << 10;
 
-/// Maximum number of descriptors that may be in transit between processes of a kernel during a check: files that are open only through
-/// them cannot be seen.
+/// Maximum number of descriptors that may be in transit between processes of a kernel during a check: files that are open only through them
+/// cannot be seen.
 const UNDER_WAY_MAX: u64 = 16;
 
-/// Run as its watcher, its waiter and its cancellers share it.
+/// Run in the form that its watcher, its waiter and its cancellers share.
 #[derive(Debug)]
 pub(crate) struct Watched {
-    /// First process, which stands for the group.
+    /// First process of the run, which stands for its process group.
     pub(crate) process: Process,
-    /// Time just before the start.
+    /// Time just before the run started.
     pub(crate) started: Instant,
     pub(crate) limits: RunLimits,
     pub(crate) directory: Arc<OwnedFd>,
@@ -72,7 +72,7 @@ pub(crate) struct Watched {
     pub(crate) keeper: Arc<KeeperHandle>,
     /// Control group of the run, and the number of processes that the group lost for memory before the run.
     pub(crate) group: Option<(u64, Arc<ControlGroup>)>,
-    /// The run's own control group within that one, once it has run for a while, unless the system refused.
+    /// The run's own control group within `group`, once it has run for a while, unless the system refused.
     pub(crate) cgroup: OnceLock<Option<RunCgroup>>,
     pub(crate) looks: Mutex<WriteChecks>,
     pub(crate) stdout: Mutex<StreamTail>,
@@ -82,18 +82,18 @@ pub(crate) struct Watched {
 /// State of the checks of a run's written files.
 #[derive(Debug, Default)]
 pub(crate) struct WriteChecks {
-    /// Earliest time of the next check.
+    /// Earliest time of the next check of written files.
     next: Option<Instant>,
-    /// Whether a separate thread does the checks.
+    /// Whether a separate thread does the checks of written files.
     apart: bool,
 }
 
 /// Changing state of a run.
 #[derive(Debug, Default)]
 pub(crate) struct RunState {
-    /// Whether its first process was waited for.
+    /// Whether the first process of the run was waited for.
     pub(crate) reaped: bool,
-    /// Cause of a kill, if it was killed.
+    /// Cause of the kill, if the run was killed.
     pub(crate) cause: Option<RunEnd>,
 }
 
@@ -103,7 +103,7 @@ impl Watched {
         self.started + self.limits.time
     }
 
-    /// Kills the whole group, unless it has ended. Only the first cause counts.
+    /// Kills the whole process group of the run, unless it has ended. Only the first cause counts.
     pub(crate) fn kill(&self, cause: RunEnd) {
         let mut state = self.state.lock();
         if state.reaped {
@@ -113,7 +113,7 @@ impl Watched {
         self.process.kill_group();
     }
 
-    /// Returns which memory limit was reached, if the system ended processes of the run's control group for that during the run.
+    /// Returns which memory limit was reached, if the system ended processes of the run's control group for memory during the run.
     pub(crate) fn full(&self) -> Option<Full> {
         let (before, group) = self.group.as_ref()?;
         let cgroup = self.cgroup.get().and_then(Option::as_ref);
@@ -169,7 +169,7 @@ impl Watched {
         }
     }
 
-    /// Returns the current contents of the kernel's directory.
+    /// Returns the amount of data in the kernel's directory.
     pub(crate) fn written(&self) -> WrittenBytes {
         let mut written = WrittenBytes::default();
         self.add_written(&mut written);
@@ -183,7 +183,7 @@ impl Watched {
         }
     }
 
-    /// Returns the same with files that only the run's processes have open; `None` if they cannot be examined in this time.
+    /// Returns the amount of data including files that only the run's processes have open; `None` if they cannot be examined in this time.
     fn written_and_open(&self, processes: &[i32], most: Option<Duration>) -> Option<WrittenBytes> {
         let limit = self.limits.output_bytes;
         let mut written = WrittenBytes {
@@ -203,7 +203,7 @@ impl Watched {
         (written.exceeds(limit) || !written.is_late()).then_some(written)
     }
 
-    /// Checks the written files, here or, if that takes long, in a separate thread.
+    /// Checks the written files of a run, in this thread or, if that takes long, in a separate thread.
     fn look_at_written(self: &Arc<Self>, processes: &[i32]) {
         let mut looks = self.looks.lock();
         let began = Instant::now();
@@ -234,39 +234,39 @@ impl Watched {
 /// Amount of data that a kernel wrote.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct WrittenBytes {
-    /// Space in use, in bytes: holes do not count.
+    /// Space that the data uses, in bytes: holes do not count.
     pub(crate) bytes: u64,
     /// Length of the longest file, in bytes.
     pub(crate) longest: u64,
     /// Number of files and directories.
     entries: u64,
-    /// Whether there are more than can be counted.
+    /// Whether there are more files than can be counted.
     uncounted: bool,
     /// Device and inode of files with several names.
     seen: BTreeSet<(u64, u64)>,
-    /// Number of names of input files: as many as exist do not count.
+    /// Number of names of input files: as many names as existed before the run do not count.
     given: usize,
     /// Number of descriptors and mappings that were examined.
     open: usize,
-    /// Time at which the search must end.
+    /// Time at which the count must end.
     until: Option<Instant>,
-    /// Limit beyond which the search ends.
+    /// Limit in bytes beyond which the count ends.
     enough: Option<u64>,
 }
 
 impl WrittenBytes {
-    /// Returns whether this is more than `limit` bytes, including the space that many files take in addition to their contents.
+    /// Returns whether the data is more than `limit` bytes, including the space that many files take in addition to their contents.
     pub(crate) fn exceeds(&self, limit: u64) -> bool {
         let entries = self.entries.saturating_sub(ENTRIES_FREE) * ENTRY_BYTES;
         self.uncounted || self.bytes.saturating_add(entries) > limit
     }
 
-    /// Returns whether the search must end for lack of time: then not all was seen.
+    /// Returns whether the count must end for lack of time: then not all files were seen.
     fn is_late(&self) -> bool {
         self.until.is_some_and(|until| Instant::now() >= until)
     }
 
-    /// Returns whether the search must end for lack of time, or need not continue.
+    /// Returns whether the count must end for lack of time, or need not continue.
     fn is_over(&self) -> bool {
         self.is_late() || self.enough.is_some_and(|limit| self.exceeds(limit))
     }
@@ -288,7 +288,7 @@ impl WrittenBytes {
     }
 }
 
-/// Adds the contents of a directory. Errors are ignored: the kernel may remove a listed entry at any moment. No link is followed.
+/// Adds a directory's contents to the count, without following links. Errors are ignored: the kernel may remove an entry at any moment.
 fn sum(mut entries: Dir, given: &BTreeSet<(u64, u64)>, depth: u32, written: &mut WrittenBytes) {
     while let Some(Ok(entry)) = next(&mut entries) {
         if written.is_over() {
@@ -373,16 +373,16 @@ fn under_way(process: i32, socket: &Path) -> u64 {
 
 struct Watcher {
     runs: Mutex<WatchedRuns>,
-    /// Signals that a run ends sooner than all known ones.
+    /// Signals that a run has an earlier time limit than all known runs.
     sooner: Condvar,
-    /// Signals that there are runs again.
+    /// Signals that there are runs to watch again.
     some: Condvar,
 }
 
 #[derive(Default)]
 struct WatchedRuns {
     all: Vec<Weak<Watched>>,
-    /// Time at which the thread of time limits wakes up, if it does so by itself.
+    /// Time at which the thread of time limits wakes up without a signal.
     wakes: Option<Instant>,
     /// Whether the thread of the other limits waits for runs.
     idle: bool,
@@ -427,14 +427,14 @@ pub(crate) fn watch(run: &Arc<Watched>) {
     }
 }
 
-/// Returns the next of these times. A past time is tried again soon: its run may not have ended yet.
+/// Returns the next of the times `ends`. A past time is tried again soon: its run may not have ended yet.
 fn wake(ends: impl Iterator<Item = Instant>, now: Instant) -> Option<Instant> {
     ends.map(|end| if end > now { end } else { now + TICK })
         .min()
 }
 
 impl Watcher {
-    /// Kills runs that exceed their time. This thread does nothing else, so nothing delays it.
+    /// Kills runs that exceed their time limit. This thread does nothing else, so nothing delays it.
     fn keep_time(&self) {
         go_first();
         let mut runs = self.runs.lock();
@@ -458,7 +458,7 @@ impl Watcher {
         }
     }
 
-    /// Checks all limits except time.
+    /// Checks all limits of all runs except time.
     fn keep_looking(&self) {
         go_first();
         loop {
@@ -507,7 +507,7 @@ fn look_apart(run: &Weak<Watched>) {
     }
 }
 
-/// Gives this thread priority over all kernels, however many they are, if this process may ask for that: among thousands of runnable
+/// Gives this thread priority over all kernels, however many they are, if this process may ask for priority: among thousands of runnable
 /// processes the thread would not run in time to kill them. Otherwise the limit of processes per user keeps kernels from being that many.
 fn go_first() {
     let priority = libc::sched_param { sched_priority: 1 };
@@ -552,10 +552,10 @@ fn look(runs: &[Arc<Watched>], now: Instant) -> Duration {
     together
 }
 
-/// Usage of all processes of one group.
+/// Usage of all processes of one process group.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct GroupUsage {
-    /// Resident private and shared anonymous memory, in bytes.
+    /// Resident private and shared anonymous memory of the processes, in bytes.
     pub(crate) memory_bytes: u64,
     /// Number of processes, including ended processes that no process waited for: they still take a place on the host.
     pub(crate) processes: u32,
@@ -564,8 +564,8 @@ pub(crate) struct GroupUsage {
     members: Vec<i32>,
 }
 
-/// Counts the processes of the `wanted` groups among all processes. Stops at the first group that has more processes than its given
-/// limit: a fork bomb grows faster than it can be counted.
+/// Counts the processes of the `wanted` groups among all processes. Stops at the first group that has more processes than its given limit:
+/// a fork bomb grows faster than it can be counted.
 pub(crate) fn groups(wanted: &BTreeMap<i32, u32>) -> BTreeMap<i32, GroupUsage> {
     let mut groups = BTreeMap::<i32, GroupUsage>::new();
     let Ok(processes) = fs::read_dir("/proc") else {
@@ -616,7 +616,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn process_name_cannot_forge_group() {
+    fn process_name_cannot_forge_process_group() {
         assert_eq!(
             state_and_group("7 (a) R 1 9 9) S 1 42 42 0"),
             Some(("S", 42))
@@ -624,7 +624,7 @@ mod tests {
     }
 
     #[test]
-    fn own_process_group_is_seen_with_memory() {
+    fn watcher_finds_own_process_group_with_memory() {
         let group = rustix::process::getpgrp().as_raw_nonzero().get();
         let seen = groups(&BTreeMap::from([(group, u32::MAX)]));
         assert!(seen[&group].processes >= 1);
@@ -632,7 +632,7 @@ mod tests {
     }
 
     #[test]
-    fn wake_is_never_in_past() {
+    fn watcher_wake_time_is_never_in_past() {
         let now = Instant::now();
         let (soon, late) = (now + TICK / 2, now + TICK * 1000);
         let past = now.checked_sub(TICK * 10).unwrap();
@@ -644,7 +644,7 @@ mod tests {
     }
 
     #[test]
-    fn late_scan_is_reported() {
+    fn written_bytes_scan_reports_exceeded_time() {
         let directory = tempfile::tempdir().unwrap();
         for number in 0..100 {
             fs::write(directory.path().join(number.to_string()), "text").unwrap();
@@ -663,7 +663,7 @@ mod tests {
     }
 
     #[test]
-    fn hard_links_count_and_scan_stops_at_limit() {
+    fn written_bytes_count_hard_links_and_stop_at_limit() {
         let directory = tempfile::tempdir().unwrap();
         let at = |name: &str| directory.path().join(name);
         for name in ["made", "given", "other"] {
@@ -698,7 +698,7 @@ mod tests {
     }
 
     #[test]
-    fn holes_and_given_files_do_not_count() {
+    fn written_bytes_ignore_holes_and_input_files() {
         let directory = tempfile::tempdir().unwrap();
         let given = directory.path().join("given");
         fs::write(&given, [1; 10_000]).unwrap();

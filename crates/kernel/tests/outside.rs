@@ -27,7 +27,7 @@ const SAME_UID: User = User {
 /// Time after which it is certain that a process waits for the same-UID process.
 const HANG: Duration = Duration::from_secs(60);
 
-/// Returns the output of the same-UID process's script: it tries operations and prints the names of those that succeeded.
+/// Returns the output of a script that runs as a same-UID process: it tries operations and prints the names of those that succeeded.
 fn same_uid_process(script: &str, args: &[&str]) -> String {
     let mut command = Command::new("/usr/bin/python3");
     command.arg("-c").arg(format!("{ATTEMPTS}{script}"));
@@ -58,7 +58,7 @@ fn waiting(place: &Place) -> (tidemill_kernel::Prepared, RunningKernel) {
 }
 
 #[test]
-fn kernel_cannot_be_inspected_stopped_or_robbed_from_outside() {
+fn same_uid_process_cannot_inspect_or_stop_kernel() {
     if skip_without_root() {
         return;
     }
@@ -108,7 +108,7 @@ fn door(path: &Path) -> OwnedFd {
 }
 
 #[test]
-fn descriptors_of_recycled_directory_reach_nothing() {
+fn old_descriptor_of_recycled_directory_reaches_no_new_file() {
     if skip_without_root() {
         return;
     }
@@ -164,7 +164,7 @@ for door in map(int, numbers):
     assert!(!target.exists());
 }
 
-/// Runs [`same_uid_process`] with descriptors that it inherits.
+/// Runs a script like [`same_uid_process`], with descriptors that the script inherits.
 fn same_uid_process_with(doors: &[OwnedFd], script: &str, args: &[&str]) -> String {
     for door in doors {
         let none = rustix::io::FdFlags::empty();
@@ -259,7 +259,7 @@ impl Swapped {
         run
     }
 
-    /// Replaces the program by another file.
+    /// Replaces the program in the directory by another file.
     fn swap(&self, make: impl FnOnce(&Path)) {
         fs::remove_file(&self.tool).unwrap();
         make(&self.tool);
@@ -267,7 +267,7 @@ impl Swapped {
 }
 
 #[test]
-fn name_of_foreign_program_is_refused_at_once() {
+fn prepare_refuses_program_without_execute_right() {
     if skip_without_root() {
         return;
     }
@@ -318,7 +318,7 @@ fn program_swapped_after_check_is_not_run() {
 }
 
 #[test]
-fn swapping_program_during_prepare_gains_nothing() {
+fn program_swapped_during_prepare_is_not_run() {
     const ROUNDS: usize = 300;
     if skip_without_root() {
         return;
@@ -378,7 +378,7 @@ while True:
 }
 
 #[test]
-fn directory_changed_during_removal_leads_nowhere() {
+fn directory_removal_never_follows_swapped_in_links() {
     const ROUNDS: usize = 60;
     if skip_without_root() {
         return;
@@ -495,7 +495,7 @@ fn shared_object_runs_for_every_user() {
 }
 
 #[test]
-fn child_has_no_remains_of_earlier_order() {
+fn fork_server_child_has_no_data_of_earlier_order() {
     let place = Place::new();
     let object = compile(&place, "tests/kernels/leftovers.c", "left.so");
     let users = support::users();
@@ -549,8 +549,8 @@ for kind, flags in kinds:
 }
 
 #[test]
-fn kernel_of_unprivileged_node_stays_inside() {
-    const NAME: &str = "kernel_of_unprivileged_node_stays_inside";
+fn kernel_of_unprivileged_node_stays_inside_sandbox() {
+    const NAME: &str = "kernel_of_unprivileged_node_stays_inside_sandbox";
     // This test's own binary plays the node.
     if let Ok(directory) = std::env::var("PLAY_OWN_NODE") {
         return own_node(Path::new(&directory));
@@ -624,7 +624,7 @@ os.execv(sys.argv[1], sys.argv[1:])
     assert!(rest.contains("1 passed"), "{rest}");
 }
 
-/// A node of root in a container runs a kernel of an existing user, and of one that does not exist.
+/// A node of root in a container runs a kernel of an existing user, and a kernel of a user that does not exist.
 fn in_container() {
     assert!(!LAUNCHER.has_users_of_kernels() && LAUNCHER.has_namespaces());
     let place = Place::new();

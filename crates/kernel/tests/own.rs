@@ -1,4 +1,4 @@
-//! Tests users' kernels in C: the three forms, and the merge invariance of folds with real processes.
+//! Tests users' kernels in C: the three forms of kernels, and the merge invariance of folds with real processes.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -15,7 +15,7 @@ use tidemill_kernel::child::{PIECE_ALIGN, SLICE_BYTES};
 use tidemill_kernel::{CodeSource, Launcher, LauncherSettings, Run, RunEnd, RunInput, RunPart};
 
 #[test]
-fn map_gets_slices_in_order_and_may_change_them() {
+fn map_kernel_gets_slices_in_order_and_may_change_them() {
     let place = Place::new();
     let slices = compile(&place, "tests/kernels/slices.c", "slices.so");
     let run = || {
@@ -111,7 +111,7 @@ fn places(place: &Place) -> PathBuf {
 }
 
 #[test]
-fn wrong_partial_states_are_refused() {
+fn fold_refuses_wrong_partial_states() {
     let place = Place::new();
     let code = CodeSource::Native(places(&place));
     let say = |run: Run| finish(run).1.stderr.text();
@@ -204,7 +204,7 @@ fn kernel_inherits_nothing_from_node() {
     }
 }
 
-/// The parent of a node may have it ignore signals, as `nohup` does. Its kernels do not ignore them.
+/// The parent of a node may make the node ignore signals, as `nohup` does. The node's kernels do not ignore these signals.
 #[test]
 fn ignored_signals_are_reset_for_kernels() {
     let again = "kernel_inherits_nothing_from_node";
@@ -220,7 +220,7 @@ fn ignored_signals_are_reset_for_kernels() {
     );
 }
 
-/// Returns the children of this process that fork kernels.
+/// Returns the ids of this process's children that are fork servers.
 fn fork_servers() -> Vec<i32> {
     let own = std::process::id().to_string();
     let processes = fs::read_dir("/proc").unwrap().flatten();

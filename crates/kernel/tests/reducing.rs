@@ -98,7 +98,7 @@ fn reducer_child_serves_many_different_orders() {
 }
 
 #[test]
-fn killed_reducer_reports_and_next_one_works() {
+fn killed_reducer_reports_error_and_next_reducer_works() {
     let place = Place::new();
     let mut child = start(&place);
     let pid = child.pid().unwrap();
@@ -120,7 +120,7 @@ fn killed_reducer_reports_and_next_one_works() {
 }
 
 #[test]
-fn impossible_orders_are_refused_before_child() {
+fn invalid_reduction_orders_are_refused_before_child_starts() {
     let place = Place::new();
     let mut child = start(&place);
     let huge = ArrayReduction {

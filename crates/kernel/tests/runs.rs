@@ -19,7 +19,7 @@ use tidemill_kernel::{
 };
 
 #[test]
-fn program_sees_inputs_and_leaves_outputs() {
+fn program_reads_inputs_and_writes_outputs() {
     let place = Place::new();
     for user in users() {
         let mut run =
@@ -43,7 +43,7 @@ fn program_sees_inputs_and_leaves_outputs() {
 }
 
 #[test]
-fn probe_finds_processor_share_and_leaves_nothing() {
+fn probe_measures_processor_share_and_removes_directory() {
     let place = Place::new();
     for user in users() {
         let directory = place
@@ -76,7 +76,7 @@ fn code_hash_is_known_before_inputs_exist() {
 }
 
 #[test]
-fn standard_streams_can_be_files() {
+fn kernel_stdin_and_stdout_can_be_files() {
     let place = Place::new();
     for user in users() {
         let mut run = place.run(CodeSource::Program("/usr/bin/tr".into()), &["a-z", "A-Z"]);
@@ -146,7 +146,7 @@ for last in (False, True):
 }
 
 #[test]
-fn end_of_long_standard_error_is_kept() {
+fn last_bytes_of_long_standard_error_are_kept() {
     let place = Place::new();
     let (_, exit) = finish(place.shell("yes | head -c 1000000 >&2; echo the end >&2; exit 7"));
     assert_eq!(exit.end, RunEnd::Code(7));
@@ -188,7 +188,7 @@ fn sealed_scripts_and_programs_run() {
 }
 
 #[test]
-fn python_works_in_sandbox() {
+fn python_script_runs_in_sandbox() {
     let place = Place::new();
     let script = "import json, math, threading, tempfile, subprocess, os
 with tempfile.TemporaryFile() as f: f.write(b'x')
@@ -225,7 +225,7 @@ fn exit_signal_and_time_limit_are_distinguished() {
 }
 
 #[test]
-fn run_can_be_cancelled_and_watched() {
+fn running_kernel_can_be_cancelled_and_its_output_read() {
     let place = Place::new();
     let (_, running) = start(place.shell("echo begun; echo trouble >&2; sleep 1000"));
     let control = running.control();
@@ -241,7 +241,7 @@ fn run_can_be_cancelled_and_watched() {
 }
 
 #[test]
-fn run_over_output_limit_is_ended() {
+fn run_over_output_limit_is_killed() {
     let place = Place::new();
     let one = "head -c 30000000 /dev/zero > big";
     let many = "i=0; while :; do i=$((i+1)); head -c 900000 /dev/zero > f$i; done";
@@ -292,7 +292,7 @@ time.sleep(1000)\"";
 }
 
 #[test]
-fn run_over_memory_limit_is_ended() {
+fn run_over_memory_limit_is_killed() {
     let place = Place::new();
     let at_once = "x = bytearray(1 << 30)";
     let slowly = "x = []\nwhile True: x.append(bytearray(1 << 20))";
@@ -318,7 +318,7 @@ time.sleep(1000)";
     }
 }
 
-/// The node cannot see a refused request for memory. A kernel that fails without a message may have died of the limit.
+/// The node cannot see a refused request for memory. A kernel that fails without a message may have failed because of the limit.
 #[test]
 fn memory_limit_is_named_if_it_may_be_the_cause() {
     let place = Place::new();
@@ -390,7 +390,7 @@ fn builtins_read_inputs_and_write_one_output() {
 }
 
 #[test]
-fn listing_1_runs_with_native_kernel() {
+fn analyzethis_listing_1_runs_with_native_kernel() {
     let place = Place::new();
     let library = compile(&place, "../../examples/listing1/getmax.c", "getmax.so");
     let doubles = |values: &[f64]| {
@@ -435,7 +435,7 @@ fn listing_1_runs_with_native_kernel() {
 }
 
 #[test]
-fn native_kernels_get_arguments_and_cannot_harm() {
+fn native_kernel_gets_arguments_inputs_and_outputs() {
     let place = Place::new();
     let library = compile(&place, "tests/kernels/probe.c", "probe.so");
     let mut run = place.run(CodeSource::Native(library.clone()), &["one", "two words"]);
@@ -465,7 +465,7 @@ fn native_kernels_get_arguments_and_cannot_harm() {
 }
 
 #[test]
-fn missing_code_is_reported_clearly() {
+fn missing_kernel_code_is_reported_with_its_name() {
     let place = Place::new();
     let gone = LAUNCHER
         .prepare(place.run(CodeSource::Program("/usr/bin/no-such".into()), &[]))
@@ -504,7 +504,7 @@ fn missing_code_is_reported_clearly() {
 }
 
 #[test]
-fn wrong_names_are_reported_clearly() {
+fn invalid_names_of_run_files_are_reported() {
     let place = Place::new();
     let object = place.object("x", "");
     let refused = |inputs: &[&str], outputs: &[&str]| {

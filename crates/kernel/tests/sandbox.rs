@@ -19,14 +19,14 @@ use tidemill_kernel::{
 };
 
 #[test]
-fn host_offers_whole_sandbox() {
+fn host_supports_every_part_of_sandbox() {
     let support = sandbox_support();
     assert_eq!(support.missing(), Vec::<&str>::new());
     assert!(support.signals());
 }
 
 #[test]
-fn network_is_denied() {
+fn kernel_has_no_network() {
     let place = Place::new();
     let script = r#"
 import socket, errno
@@ -50,7 +50,7 @@ print("done")
 }
 
 #[test]
-fn foreign_files_cannot_be_read_listed_or_created() {
+fn kernel_cannot_read_list_or_create_foreign_files() {
     let place = Place::new();
     let secret = place.path("secret");
     fs::write(&secret, "secret").unwrap();
@@ -81,7 +81,7 @@ fn foreign_files_cannot_be_read_listed_or_created() {
 }
 
 #[test]
-fn input_can_be_read_but_not_changed() {
+fn kernel_can_read_but_not_change_its_input() {
     let place = Place::new();
     for user in users() {
         let script = "cat in/put; echo x > in/put; echo x >> in/put; chmod 666 in/put; \
@@ -107,7 +107,7 @@ fn input_can_be_read_but_not_changed() {
 }
 
 #[test]
-fn attributes_of_files_cannot_be_changed() {
+fn kernel_cannot_change_file_attributes() {
     // The kernel's user owns this file: the file rules do not cover attributes.
     let place = Place::new();
     let script = "import os, sys
@@ -151,7 +151,7 @@ print(os.access('own', os.R_OK))";
 }
 
 #[test]
-fn linked_inputs_cannot_be_changed_by_their_owner() {
+fn kernel_of_input_owner_cannot_change_linked_input() {
     let place = Place::new();
     let object = place.path("own");
     fs::write(&object, "kept").unwrap();
@@ -230,7 +230,7 @@ for call in (lambda: os.setuid(65534), lambda: os.setgroups([0]), lambda: os.chr
 }
 
 #[test]
-fn forbidden_system_calls_fail() {
+fn forbidden_system_calls_of_kernel_fail() {
     let place = Place::new();
     let script = r#"
 import ctypes, errno, os
@@ -285,7 +285,7 @@ print("done")
 }
 
 #[test]
-fn other_processes_cannot_be_signalled() {
+fn kernel_cannot_signal_other_processes() {
     let place = Place::new();
     let script = format!(
         "kill -TERM {} && echo signalled; kill -9 -1 ; echo survived",
@@ -300,7 +300,7 @@ fn kernel_that_cannot_be_watched_does_not_run() {
     const NAME: &str = "kernel_that_cannot_be_watched_does_not_run";
     const PLAY: &str = "PLAY_WITHOUT_DESCRIPTORS";
     const DESCRIPTORS: u64 = 300;
-    /// A start needs fewer descriptors.
+    /// Maximum number of free descriptors: the start of a kernel needs fewer.
     const FREE_MAX: usize = 14;
     // The test runs in a process of its own, where no other code needs a descriptor.
     if std::env::var_os(PLAY).is_none() {
@@ -558,7 +558,7 @@ fn kernels_share_one_memory_limit() {
 }
 
 #[test]
-fn long_run_is_held_to_its_cpu_percent() {
+fn long_run_is_limited_to_its_cpu_percent() {
     let place = Place::new();
     let launcher = Launcher::new(LauncherSettings {
         together: Some(LauncherLimits {
@@ -634,7 +634,7 @@ time.sleep(1000)";
     assert_eq!(other.join().unwrap().end, RunEnd::Cancelled);
 }
 
-/// Software of a host on which every user has all rights, except for a private directory, and a link out of it.
+/// Returns software of a host on which every user has all rights, except for a private directory, and a link out of it.
 fn software(secret: &Path) -> tempfile::TempDir {
     let sw = tempfile::tempdir().unwrap();
     let at = |path: &str| sw.path().join(path);

@@ -1,4 +1,4 @@
-//! Tests series of files, selections, times and written results, with files that are made here.
+//! Tests series of files, selections, times and written results, with files that the tests create.
 
 #![allow(
     clippy::unwrap_used,
@@ -51,7 +51,7 @@ fn with(mut axis: ResultAxis, attribute: Attribute) -> ResultAxis {
     axis
 }
 
-/// File with a variable `tas`.
+/// File with a variable `tas` that a test creates.
 #[derive(Clone)]
 struct Made {
     bytes: Vec<u8>,
@@ -553,7 +553,7 @@ fn longitude_selection_wraps_around() {
 }
 
 #[test]
-fn range_ends_have_type_of_coordinate() {
+fn selection_ends_are_converted_to_type_of_coordinate() {
     let tenths: Vec<f64> = (1..=5_u8)
         .map(|place| f64::from(f32::from(place) / 10.0))
         .collect();
@@ -632,7 +632,7 @@ fn selection_outside_data_is_refused_or_noted() {
 }
 
 #[test]
-fn kept_time_needs_no_known_units() {
+fn unreduced_time_dimension_needs_no_known_units() {
     for units in ["fortnights since 2000-01-01", "days since the flood"] {
         let of = |time: f64| {
             let axes = vec![axis("time", &[time], units), axis("lat", &[0.0, 1.0], "")];
@@ -653,7 +653,7 @@ fn kept_time_needs_no_known_units() {
 }
 
 #[test]
-fn months_are_grouped_in_all_calendars() {
+fn reduction_groups_months_in_all_calendars() {
     for calendar in [
         "standard",
         "gregorian",
@@ -680,7 +680,7 @@ fn months_are_grouped_in_all_calendars() {
     }
 }
 
-/// Returns monthly means whose stamp is the end of the month.
+/// Returns a file of monthly means whose time stamp is the end of the month.
 fn monthly() -> Made {
     let mut time = times(&[31.0, 60.0, 91.0]);
     let bounds = vec![(0.0, 31.0), (31.0, 60.0), (60.0, 91.0)];
@@ -726,7 +726,7 @@ fn time_stamps_at_ends_of_intervals_require_time_at() {
 }
 
 #[test]
-fn results_are_written_with_cf_attributes() {
+fn reduction_results_are_written_with_cf_attributes() {
     let days: Vec<f64> = (0..60).map(|day| f64::from(day) + 0.5).collect();
     let attributes = vec![
         text("standard_name", "air_temperature"),

@@ -1,4 +1,4 @@
-//! Tests kernels as WebAssembly modules: their imports, their limits, and the cache of their compiled forms.
+//! Tests kernels as WebAssembly modules: their imports, their limits, and the cache of compiled modules.
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
@@ -17,7 +17,7 @@ use tidemill_kernel::{
     STORE_USER,
 };
 
-/// Environment with its own directory of compiled modules.
+/// Test environment with its own directory of compiled modules.
 struct Mill {
     place: Place,
     launcher: Launcher,
@@ -89,7 +89,7 @@ fn starting(more: &str, body: &str) -> String {
 const PLACES: &str = include_str!("kernels/places.wat");
 
 #[test]
-fn start_gets_arguments_inputs_and_outputs() {
+fn wasm_start_gets_arguments_inputs_and_outputs() {
     let mill = Mill::new();
     // Writes the letter in the second argument, then both inputs, to the outputs with the same numbers.
     let body = "
@@ -168,13 +168,13 @@ proptest! {
 }
 
 #[test]
-fn vector_instructions_are_available() {
+fn wasm_vector_instructions_are_available() {
     let body = "(i32x4.extract_lane 2 (i32x4.add (v128.const i32x4 1 2 3 4) (i32x4.splat (i32.const 40))))";
     assert_eq!(Mill::new().start(body).end, RunEnd::Code(43));
 }
 
 #[test]
-fn forbidden_operation_traps_module() {
+fn wasm_module_traps_at_forbidden_operation() {
     let mill = Mill::new();
     let trapped = |body: &str, words: &str| {
         let exit = mill.start(body);
@@ -200,7 +200,7 @@ fn forbidden_operation_traps_module() {
 }
 
 #[test]
-fn invalid_write_returns_error_to_module() {
+fn wasm_module_gets_error_of_invalid_write() {
     let mill = Mill::new();
     let write = |output: i32, at: i32, length: i32| {
         mill.start(&format!(
@@ -216,7 +216,7 @@ fn invalid_write_returns_error_to_module() {
 }
 
 #[test]
-fn endless_loop_ends_at_time_limit() {
+fn wasm_endless_loop_ends_at_time_limit() {
     let mill = Mill::new();
     let module = mill.module("loop", &starting("", "(loop $on (br $on)) (i32.const 0)"));
     let mut run = mill.run(&module, &[]);
@@ -225,7 +225,7 @@ fn endless_loop_ends_at_time_limit() {
 }
 
 #[test]
-fn memory_growth_ends_at_limit() {
+fn wasm_memory_growth_ends_at_limit() {
     let mill = Mill::new();
     let grow = "
         (block $full (loop $more
@@ -256,7 +256,7 @@ fn memory_growth_ends_at_limit() {
 }
 
 #[test]
-fn invalid_module_is_refused_with_reason() {
+fn invalid_wasm_module_is_refused_with_reason() {
     let mill = Mill::new();
     let bad = mill.place.object("bad", "\0asm but no module");
     assert!(mill.refused(&bad).contains("no valid module"));
@@ -335,7 +335,7 @@ fn compiled_module_changeable_by_others_is_recompiled() {
 }
 
 #[test]
-fn modules_work_as_stages_of_pipeline() {
+fn wasm_modules_run_as_stages_of_pipeline() {
     let mill = Mill::new();
     // Writes its input, then its argument, which ends with a point.
     let body = "
@@ -385,9 +385,9 @@ fn modules_work_as_stages_of_pipeline() {
     );
 }
 
-/// Streaming input arrives through a pipe: a fold takes it in pieces, and other modules get all of it at its end.
+/// A streaming input arrives through a pipe: a fold takes the input in pieces, and other modules get all of it at its end.
 #[test]
-fn modules_read_streaming_input() {
+fn wasm_modules_read_streaming_input() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: as root kernels can't write to the pipe that they read");
         return;

@@ -1,5 +1,5 @@
-//! Benchmark of the simulator: generates a large layered workflow in WfFormat 1.5 from a seed, reads it, runs it on clusters of several sizes
-//! and prints one JSON line per run, for `bench/`.
+//! Benchmark of the simulator: generates a large layered workflow in WfFormat 1.5 from a seed, simulates the workflow on clusters of
+//! several sizes and prints one JSON line per run, for `bench/`.
 //!
 //! ```text
 //! cargo run --release -p tidemill-plan --example simulate_large -- [--tasks N] [--nodes N] [--cores N]
@@ -21,7 +21,7 @@ use tidemill_plan::sim::{
 
 /// Number of levels of a generated workflow.
 const LEVELS: u64 = 25;
-/// Number of kernels that it uses.
+/// Number of kernels that a generated workflow uses.
 const KERNELS: u64 = 12;
 
 #[derive(Debug)]
@@ -102,7 +102,7 @@ fn node(args: &Args) -> PlatformNode {
     }
 }
 
-/// Returns the schedule in the form that the peer reads.
+/// Returns the schedule in the form that `bench/simgrid/peer.cpp` reads.
 fn placed(platform: &Platform, workflow: &Workflow, report: &SimulationReport) -> String {
     let node = &platform.nodes[0];
     let rate = node.link_bandwidth.unwrap_or(u64::MAX);
@@ -213,7 +213,7 @@ fn generate(tasks: u64, seed: u64) -> Value {
     })
 }
 
-/// SplitMix64.
+/// Random number generator SplitMix64.
 struct LoadDice(u64);
 
 impl LoadDice {
@@ -233,7 +233,7 @@ fn cpu_s() -> Option<f64> {
     Some(Span(ns).as_secs_f64())
 }
 
-/// Returns the largest resident set so far in bytes; `None` if the system does not report it.
+/// Returns the largest resident set of this process so far in bytes; `None` if the system does not report it.
 fn memory_peak() -> Option<u64> {
     let status = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = status

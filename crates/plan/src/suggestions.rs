@@ -2,8 +2,8 @@
 
 use tidemill_core::similar_names::nearest;
 
-/// Returns the message of a reader, with the key that was probably meant if the message is about an unknown key. Derived readers write
-/// "unknown field `a`, expected one of `b`, `c`".
+/// Returns the message of a TOML or JSON reader, with the key that was probably meant if the message is about an unknown key. Derived
+/// readers write "unknown field `a`, expected one of `b`, `c`".
 pub(crate) fn with_suggestion(message: &str) -> String {
     let unknown = ["unknown field `", "unknown variant `"];
     let rest = unknown.iter().find_map(|start| message.strip_prefix(start));
@@ -18,7 +18,7 @@ pub(crate) fn with_suggestion(message: &str) -> String {
     }
 }
 
-/// Returns `; did you mean …?`, or an empty text.
+/// Returns `; did you mean …?`, or an empty text if no known key resembles `key`.
 pub(crate) fn perhaps(key: &str, known: &[&str]) -> String {
     nearest(key, known).map_or_else(String::new, |meant| format!("; did you mean `{meant}`?"))
 }
@@ -37,7 +37,7 @@ mod tests {
         output: u32,
     }
 
-    /// The text of the error belongs to the parsers and may change, so the test uses both parsers.
+    /// The text of the error belongs to the TOML and JSON parsers and may change, so the test uses both parsers.
     #[test]
     fn misspelt_key_error_suggests_the_intended_key() {
         let toml = toml::from_str::<Three>("tiem = 1").unwrap_err();

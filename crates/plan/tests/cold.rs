@@ -1,11 +1,11 @@
-//! Workflows with kernels that have never run before: the eight of `examples/wfcommons`, on clusters of several shapes.
+//! Tests of workflows with kernels that have never run before: the eight of `examples/wfcommons`, on clusters of several shapes.
 
 use std::fs;
 use std::path::Path;
 use tidemill_core::time::Span;
 use tidemill_plan::sim::{Platform, PlatformNode, Simulation, Workflow, wfformat};
 
-/// Numbers of nodes and of cores per node.
+/// Numbers of nodes and of cores per node of the clusters.
 const SHAPES: [(usize, u32); 5] = [(4, 1), (4, 4), (8, 2), (16, 1), (1, 2)];
 
 fn platform((nodes, cores): (usize, u32), label_latency: Span) -> Platform {

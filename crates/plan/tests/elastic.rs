@@ -4,7 +4,7 @@
 use tidemill_plan::sim::elastic::{ElasticPoint, compare, known, quarters, table};
 use tidemill_plan::sim::{Allocation, Platform, Simulation, Workflow, job};
 
-/// As in LABIOS's figure: 165 W active, 16 W suspended.
+/// Cluster with the powers of LABIOS's figure: 165 W active, 16 W suspended.
 const CLUSTER: &str = "[AFE]\ncores_per_afe = 1\nread_bandwidth = unlimited\nwrite_bandwidth = unlimited\nread_latency = 0\n\
                      write_latency = 0\npower_busy = 165\npower_idle = 165\npower_suspended = 16\nresume = 2\n[SERVER]\nnumber_afes = 8\n";
 
@@ -60,7 +60,7 @@ fn elastic_resumes_only_if_few_nodes_are_active() {
 }
 
 #[test]
-fn needed_data_resumes_node_and_idle_nodes_are_suspended() {
+fn simulated_node_resumes_for_its_data_and_suspends_when_idle() {
     let points = self::points(CLUSTER, &workflow(16, true));
     assert_eq!(points[0].stays.resumes, 6, "{:?}", points[0]);
     let cluster = format!("{CLUSTER}suspend_after = 1\n");

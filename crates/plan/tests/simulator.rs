@@ -12,13 +12,13 @@ use tidemill_plan::sim::{
     WorkflowFile, WorkflowTask,
 };
 
-/// (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range, pinned, needs: cores,
-/// memory, a named resource)
+/// Draft of a task: (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range,
+/// pinned, needs: cores, memory, a named resource)
 type Draft = (u64, Vec<u64>, Vec<u32>, Option<u32>, (u32, u64, u64));
 
 const PLAIN: (u32, u64, u64) = (1, 0, 0);
 
-/// Minimum resources of each node, so that every task can run on each.
+/// Minimum number of cores of each node, so that every task can run on each node.
 const CORES: u32 = 2;
 const MEMORY_BYTES: u64 = 10;
 const GPUS: u64 = 1;
@@ -170,7 +170,7 @@ fn check_order(workflow: &Workflow, report: &SimulationReport) -> Result<(), Tes
     Ok(())
 }
 
-/// Checks that no more of any resource is in use at once than there is.
+/// Checks that tasks never use more of any resource of a node at once than the node has.
 fn check_resources(workflow: &Workflow, report: &SimulationReport) -> Result<(), TestCaseError> {
     // Changes by node and time, ends before begins: tasks without a core, memory, GPUs.
     let mut changes: BTreeMap<u32, Vec<(u64, bool, [i64; 3])>> = BTreeMap::new();
@@ -244,7 +244,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
     #[test]
-    fn tasks_end_once_in_order_on_own_core_and_not_too_early(
+    fn simulated_tasks_end_once_in_order_on_separate_cores(
         drafts in drafts(),
         sources in prop::collection::vec(0_u64..20_000_000, 1..8),
         platform in platform(),
@@ -269,8 +269,8 @@ proptest! {
         prop_assert_eq!(simulation.run().unwrap(), report);
     }
 
-    /// Runs fail, devices fill, inputs are hashed and decisions are written to disk: the job ends well and keeps all
-    /// rules of other runs, or the error names the cause.
+    /// Runs fail, devices fill, inputs are hashed and decisions are written to disk: the job ends well and follows all rules of other runs,
+    /// or the error names the cause.
     #[test]
     fn simulation_with_faults_ends_well_or_names_the_cause(
         drafts in drafts(),
@@ -351,7 +351,7 @@ fn failed_runs_are_retried_and_cost_their_time() {
 }
 
 #[test]
-fn full_device_takes_no_more_and_others_do() {
+fn simulated_full_device_refuses_files_and_other_nodes_take_them() {
     const MIB: u64 = 1 << 20;
     let drafts: Vec<Draft> = (0..8)
         .map(|_| (5000, vec![10 * MIB], vec![0], None, PLAIN))
@@ -377,7 +377,7 @@ fn full_device_takes_no_more_and_others_do() {
     );
 }
 
-/// The rule is the rule of a node: hashing pays for runs of at least four times its time.
+/// The simulator uses the rule of a node: hashing pays for runs of at least four times its time.
 #[test]
 fn inputs_of_expensive_runs_are_hashed_while_core_is_held() {
     let drafts = [
@@ -476,7 +476,7 @@ fn unknown_names_and_nodes_are_errors() {
     );
 }
 
-/// One task of each step that has a time of its own, computed by hand.
+/// The workflow has one task for each step that takes time, computed by hand.
 #[test]
 fn task_time_matches_hand_computed_steps() {
     let node = PlatformNode {
@@ -580,7 +580,7 @@ fn critical_path(workflow: &Workflow) -> Span {
     ends.into_iter().max().unwrap_or_default()
 }
 
-/// Returns the time of all tasks together on cores of speed 1, each core counted.
+/// Returns the core time of all tasks together on cores of speed 1.
 fn work(workflow: &Workflow) -> Span {
     let tasks = workflow.tasks.iter();
     tasks.fold(Span(0), |sum, task| {

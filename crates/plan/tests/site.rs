@@ -8,8 +8,8 @@ use tidemill_plan::model::{Corrections, ReportSection, Site, report};
 
 const JAGUAR: &str = include_str!("../../../examples/site/jaguar.toml");
 
-/// Returns the example with the number of each line multiplied by its factor; numbers that must be whole or at most 1 stay unchanged. With
-/// `orderly`, a number that must not exceed another key's (idle power, output interval) grows with it.
+/// Returns the example site with the number of each line multiplied by its factor; numbers that must be whole or at most 1 stay unchanged.
+/// With `orderly`, a number that must not exceed another key's (idle power, output interval) grows with it.
 fn scaled(factors: &[f64], orderly: bool) -> String {
     let mut factors = factors.iter().copied().cycle();
     let mut before = 1.0;
@@ -38,7 +38,7 @@ fn scaled(factors: &[f64], orderly: bool) -> String {
     text
 }
 
-/// Returns the numbers of a key in the text of a site, in its order.
+/// Returns the numbers of a key in the text of a site, in the order of the text.
 fn numbers(text: &str, key: &str) -> Vec<f64> {
     let start = format!("{key} = \"");
     let values = text.lines().filter_map(|line| line.strip_prefix(&start));
@@ -47,7 +47,7 @@ fn numbers(text: &str, key: &str) -> Vec<f64> {
 }
 
 /// Returns whether a site contradicts itself: busy powers and durations are in the units of idle powers and intervals, except for hours.
-/// The first idle power is that of simulation nodes, which have no other.
+/// The first idle power is that of simulation nodes, which have no busy power.
 fn contradicts(text: &str) -> bool {
     let idle = &numbers(text, "idle-power")[1..];
     let busy = numbers(text, "busy-power");
@@ -55,7 +55,7 @@ fn contradicts(text: &str) -> bool {
     powers || numbers(text, "output-interval")[0] > numbers(text, "duration")[0]
 }
 
-/// Finds places in a report without a number where one is required: JSON has no infinity, so it becomes null.
+/// Finds the places in a report without a number where a number is required: JSON has no infinity, so infinity becomes null.
 fn nulls(value: &Value, path: &str, found: &mut Vec<String>) {
     match value {
         Value::Null if !path.ends_with("/devices") => found.push(path.to_owned()),
@@ -84,7 +84,7 @@ fn factors(exponents: &[f64]) -> Vec<f64> {
     factors.collect()
 }
 
-/// Checks a report: it has no infinities, and all of its parts agree on each pair.
+/// Checks a report: it has no infinities, and all of its parts agree on each pair of application and kernel.
 fn is_finite(site: &Site) -> Result<(), TestCaseError> {
     let report = report(site, &Corrections::default());
     let mut found = Vec::new();
@@ -112,15 +112,15 @@ proptest! {
 
     /// A machine that is a thousand times larger or smaller in any part still has a report without infinities.
     #[test]
-    fn scaled_machine_has_a_finite_report(exponents in proptest::collection::vec(-3.0..3.0_f64, 41)) {
+    fn site_with_scaled_machine_has_a_finite_report(exponents in proptest::collection::vec(-3.0..3.0_f64, 41)) {
         let text = scaled(&factors(&exponents), true);
         let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
         is_finite(&site)?;
     }
 
-    /// A machine beyond all reason has such a report as well, as long as its numbers are accepted.
+    /// A machine with absurd numbers has a report without infinities as well, as long as its numbers are accepted.
     #[test]
-    fn absurd_machine_has_a_finite_report(exponents in proptest::collection::vec(-14.0..14.0_f64, 41)) {
+    fn site_with_absurd_machine_has_a_finite_report(exponents in proptest::collection::vec(-14.0..14.0_f64, 41)) {
         let text = scaled(&factors(&exponents), true);
         let site = Site::parse(&text, Path::new("site.toml")).map_err(|error| TestCaseError::fail(error.to_string()))?;
         is_finite(&site)?;
@@ -128,7 +128,7 @@ proptest! {
 
     /// A site that contradicts itself is refused, and no other site is.
     #[test]
-    fn only_contradictory_sites_are_refused(exponents in proptest::collection::vec(-1.0..1.0_f64, 41)) {
+    fn site_parser_refuses_only_contradictory_sites(exponents in proptest::collection::vec(-1.0..1.0_f64, 41)) {
         let text = scaled(&factors(&exponents), false);
         let refused = Site::parse(&text, Path::new("site.toml")).err().map(|error| error.to_string());
         prop_assert_eq!(refused.is_some(), contradicts(&text), "{:?}", refused);

@@ -1,18 +1,18 @@
-//! Simulates any number of seeds. Options:
+//! Simulates the control plane of a cluster for any number of seeds. Options:
 //!
 //! - `--seeds A..B`: seeds to simulate (B excluded);
 //! - `--verbose`: print every event;
 //! - `--keep-going`: continue after a defect;
-//! - `--without FAULT,FAULT`: leave faults out;
+//! - `--without FAULT,FAULT`: leave these faults out;
 //! - `--replicas N`: create replicas of files;
 //! - `--bit-rot`: change or remove some replicas;
 //! - `--drains`: drain nodes;
 //! - `--multi-writer`: several mounts write the same files, which replaces all other simulation;
 //! - `--rules`: a rule is triggered for all files;
-//! - `--hooks`: a hook instead of the rule;
+//! - `--hooks`: a hook maps all files, in place of the rule;
 //! - `--batches`: hooks with all their features;
-//! - `--suspends`: nodes are suspended while nobody needs them;
-//! - `--memory-tier`: some nodes belong to the memory tier, on hosts that die, and there are workspaces;
+//! - `--suspends`: nodes are suspended while no work needs them;
+//! - `--memory-tier`: some nodes belong to the memory tier, on hosts that die, and workspaces are created and end;
 //! - `--bursts`: some nodes belong to the burst tier;
 //! - `--labels`: schedule an application's labels, which replaces all other simulation.
 #![allow(clippy::print_stdout, reason = "a program for people")]

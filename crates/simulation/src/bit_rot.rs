@@ -1,5 +1,5 @@
-//! Corrupted and vanished objects, and their detection by nodes. The model follows `tidemill_node::scrub`, with the production
-//! records and in the same order of recording, setting aside and reporting.
+//! Corrupted and vanished objects, and their detection by nodes. The model follows `tidemill_node::scrub`, with the production records and
+//! in the same order of recording, setting aside and reporting.
 
 use crate::node::{Did, Life, SimulatedNode, failed_now};
 use crate::store::ObjectContent;
@@ -12,11 +12,11 @@ use tidemill_node::records::{self, Hash};
 use tidemill_node::task::LabelEffects;
 use tidemill_wire::v1::{self, from_node::Message};
 
-/// Longest pause between two such faults, in milliseconds.
+/// Longest pause between two faults of this kind, in milliseconds.
 const PAUSE_MS: u64 = 2000;
 /// Description of corruption in reports of nodes.
 const WHAT: &str = "has another content";
-/// Number of attempts to find a victim.
+/// Number of attempts to find an object that may be corrupted.
 const TRIES: u64 = 20;
 
 /// Returns a placeholder for the hash of bytes.
@@ -27,7 +27,7 @@ pub(crate) fn hash(bytes: ObjectContent) -> Hash {
     hash
 }
 
-/// State of an object that a node finds.
+/// Finding of a node about an object that it checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RotFinding {
     Good(u64),
@@ -36,7 +36,7 @@ enum RotFinding {
 }
 
 impl SimulatedNode {
-    /// Compares an object with its recorded sum. If there is no hash yet, the length is compared.
+    /// Compares an object with its recorded hash. If no hash is recorded yet, the length is compared.
     fn look(&self, object: u64) -> RotFinding {
         let sum = self.read(|db| records::sum(db, ObjectId(object)));
         match (sum, self.store.read(object)) {
@@ -49,7 +49,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Records that an object is corrupt, if it is. Returns whether it is.
+    /// Records that an object is corrupt, if it is corrupt. Returns whether it is corrupt.
     pub(crate) fn find_corruption(&mut self, object: u64) -> bool {
         let corrupt = self.look(object) == RotFinding::Corrupt;
         if let (true, Some(life)) = (corrupt, &self.life) {
@@ -58,7 +58,7 @@ impl SimulatedNode {
         corrupt
     }
 
-    /// Checks objects at the start of a node that are recorded as corrupt and still in their place.
+    /// Checks, when a node starts, the objects that are recorded as corrupt and were not set aside.
     pub(crate) fn settle(&mut self) {
         let marked = self.read(|db| records::corrupt(db, None, u32::MAX));
         for (object, _) in marked {
@@ -217,7 +217,7 @@ impl World {
         );
     }
 
-    /// Returns the objects that are corrupt or recorded as corrupt, and were not rewritten yet.
+    /// Returns the objects that are corrupt or recorded as corrupt, and that were not rewritten yet.
     pub(crate) fn corrupt_objects(&self) -> Vec<String> {
         let mut corrupt = Vec::new();
         for node in &self.nodes {

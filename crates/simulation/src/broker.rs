@@ -1,4 +1,4 @@
-//! Queue of labels that does not belong to the server: it survives servers, and is unreachable at times.
+//! Queue of labels outside of the server: it survives deaths of servers, and is unreachable at times.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,7 +6,7 @@ use tidemill_core::id::{LabelId, NodeId};
 use tidemill_core::label::Label;
 use tidemill_server::queue::{LabelQueue, MemoryQueue, Unavailable};
 
-/// Queue of labels; see the module.
+/// Simulated queue of labels outside of the server.
 #[derive(Debug, Default)]
 pub(crate) struct Broker {
     pub(crate) labels: MemoryQueue,

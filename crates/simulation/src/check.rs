@@ -25,7 +25,7 @@ impl World {
         read.expect("the server's tables can be read")
     }
 
-    /// Returns all unsettled state; empty once the cluster is at rest.
+    /// Returns descriptions of all unfinished work in the cluster; empty once the cluster is at rest.
     pub(crate) fn unsettled(&self) -> Vec<String> {
         let running = i32::from(State::Running);
         let mut left = Vec::new();
@@ -134,7 +134,7 @@ impl World {
         );
     }
 
-    /// Looks for work on nodes, in the queue, in workspaces, and at clients.
+    /// Looks for unfinished work on nodes, in the queue, in workspaces, and at clients.
     fn look_at_others(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         for node in &self.nodes {
             let open = node.read(|db| {
@@ -163,7 +163,7 @@ impl World {
         );
     }
 
-    /// Cancels jobs that wait for files which nobody will write, and jobs that wait for nodes which are being drained.
+    /// Cancels jobs that wait for files which no client will write, and jobs that wait for nodes which are being drained.
     pub(crate) fn cancel_waiting(&self) {
         let Some(server) = &self.server else { return };
         let jobs = server.read(|db| {
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    /// Checks that no acknowledged data is lost, nothing leaks, and every failure has a reason.
+    /// Checks at the end that no acknowledged data is lost, nothing leaks, and every failure has a reason.
     pub(crate) fn check_end(&mut self) {
         self.compare();
         let left = self.unsettled();
@@ -210,7 +210,7 @@ impl World {
         self.check_emptied();
     }
 
-    /// Checks that each version with a name is stored on some node, at any time.
+    /// Checks that each version with a name is stored on at least one node; this condition must hold at any time.
     pub(crate) fn check_held(&self) {
         for object in self.reference.current() {
             let mut holders = self.nodes.iter();

@@ -1,11 +1,11 @@
-//! Random numbers, all of them from one seed.
+//! Random numbers of a simulation, all from one seed.
 
 use tidemill_core::random::RandomSource;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Dice(RandomSource);
 
-/// Spreads the bits of a number.
+/// Returns a number in which the bits of `number` are spread.
 pub(crate) fn mix(number: u64) -> u64 {
     RandomSource::seeded(number).next_u64()
 }
@@ -30,7 +30,7 @@ impl Dice {
         self.roll(1000) < per_mille
     }
 
-    /// Returns other dice that depend on these.
+    /// Returns independent dice whose seed is drawn from these dice.
     pub(crate) fn fork(&mut self) -> Self {
         Self::new(self.0.next_u64())
     }

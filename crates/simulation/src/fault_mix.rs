@@ -3,7 +3,7 @@
 use crate::dice::Dice;
 use crate::world::World;
 
-/// Probabilities of faults, in thousandths; see the module.
+/// Mix of faults in a run, with probabilities in thousandths.
 #[derive(Clone, Debug)]
 pub(crate) struct FaultMix {
     /// Longest pause between two faults, in milliseconds.
@@ -13,16 +13,16 @@ pub(crate) struct FaultMix {
     pub(crate) kill_after_commit: u64,
     /// A message arrives twice.
     pub(crate) twice: u64,
-    /// A request or its answer is lost.
+    /// A client's request or its answer is lost.
     pub(crate) lost: u64,
     /// A message is late; `late_ms` is its longest delay.
     late: u64,
     late_ms: u64,
     /// A kernel fails.
     pub(crate) kernel: u64,
-    /// An object can't be removed.
+    /// Deleting an object fails.
     pub(crate) unlink: u64,
-    /// Longest time until one side notices that a connection broke, in milliseconds.
+    /// Longest time until one side of a broken connection notices the break, in milliseconds.
     pub(crate) notice_ms: u64,
     pub(crate) node_timeout_ms: u64,
     pub(crate) node_offline_ms: u64,
@@ -55,7 +55,7 @@ static FAULTS: [(InjectedFault, &str); 8] = [
 ];
 
 impl FaultMix {
-    /// Draws a mix of faults.
+    /// Returns a random mix of faults.
     pub(crate) fn draw(dice: &mut Dice) -> Self {
         let some = |dice: &mut Dice, most: u64| if dice.chance(500) { dice.roll(most) } else { 0 };
         let faults = FAULTS.into_iter().filter(|_| dice.chance(500));
@@ -78,7 +78,7 @@ impl FaultMix {
         }
     }
 
-    /// Leaves faults out, to find out which fault a defect needs.
+    /// Removes the named faults from the mix, to find out which fault a defect needs.
     pub(crate) fn leave_out(&mut self, without: &[String]) {
         let out = |name: &str| without.iter().any(|word| word == name);
         let named = |fault: &InjectedFault| FAULTS.iter().find(|(known, _)| known == fault);
@@ -91,13 +91,13 @@ impl FaultMix {
         }
     }
 
-    /// Removes delays, losses and deaths of the server.
+    /// Removes delays of messages, losses of messages and deaths of the server from the mix.
     pub(crate) fn be_prompt(&mut self) {
         let names = ["kill-server", "kill-after-commit", "late", "lost"];
         self.leave_out(&names.map(str::to_owned));
     }
 
-    /// Removes all faults.
+    /// Removes all faults from the mix.
     pub(crate) fn clear(&mut self) {
         self.faults.clear();
         for (_, chance) in self.chances() {
@@ -116,7 +116,7 @@ impl FaultMix {
         ]
     }
 
-    /// Returns the delay of a message.
+    /// Returns a random delay of a message, in milliseconds.
     pub(crate) fn delay(&self, dice: &mut Dice) -> u64 {
         if dice.chance(self.late) {
             dice.roll(self.late_ms)
@@ -127,7 +127,7 @@ impl FaultMix {
 }
 
 impl World {
-    /// Lets the next fault happen.
+    /// Draws the next fault of the mix and lets it happen.
     pub(crate) fn change_fault_mix(&mut self) {
         if self.fault_mix.faults.is_empty() {
             return;
@@ -188,7 +188,7 @@ impl World {
         }
     }
 
-    /// Stops all faults and gives all stores space again; all parts that are down restart by themselves.
+    /// Stops all faults and gives all stores free space again; all daemons that are down restart by themselves.
     pub(crate) fn clear_up(&mut self) {
         self.fault_mix.clear();
         for node in &mut self.nodes {

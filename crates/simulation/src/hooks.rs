@@ -1,5 +1,5 @@
-//! Simulation of hooks with all their features: batches whose results are reduced, files that are deleted after their map, two hooks for the
-//! same files, and hooks that are added, changed and removed while files are written.
+//! Simulation of hooks with all their features: batches whose results are reduced, files that are deleted after their map, two hooks for
+//! the same files, and hooks that are added, changed and removed while files are written.
 
 use crate::dice::{Dice, mix};
 use crate::reference::Reference;
@@ -13,16 +13,16 @@ use tidemill_core::rule::hook::{InputAction, On};
 
 /// Directory for the results of batches.
 pub(crate) const REDUCED: &str = "reduced";
-/// Kernel that reduces.
+/// Name of the kernel that reduces batches.
 pub(crate) const REDUCE: &str = "max";
-/// Possible hooks, and the prefix of their results.
+/// Names of the possible hooks, and the prefix of their results.
 const HOOKS: [(&str, &str); 2] = [("mapped", ""), ("other", LETTER)];
 /// Longest pause between two operations on hooks, in milliseconds.
 const PAUSE_MS: u64 = 8000;
-/// File that ends batches which wait for a marker.
+/// File that ends the batches which wait for a marker.
 const MARKER: &str = "a/f0";
 
-/// End of the batches of a hook.
+/// Condition that ends the batches of a hook.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BatchEnds {
     Close,
@@ -30,14 +30,14 @@ enum BatchEnds {
     Marker,
 }
 
-/// A hook from the view of its creator.
+/// State of a hook from the view of its creator.
 #[derive(Clone, Debug)]
 struct SimulatedHook {
     rule: u64,
     on: On,
     inputs: InputAction,
     ends: Option<BatchEnds>,
-    /// Time at which it was added, in nanoseconds since the epoch; `changed` is the time of its last change.
+    /// Time at which the hook was added, in nanoseconds since the epoch; `changed` is the time of its last change.
     since: u64,
     changed: u64,
     revision: u64,
@@ -45,16 +45,16 @@ struct SimulatedHook {
     retried: bool,
 }
 
-/// State of this simulation; see the module.
+/// State of the simulation of hooks.
 #[derive(Debug)]
 pub(crate) struct Hooked {
     dice: Dice,
     /// Whether hooks are neither changed nor removed.
     steady: bool,
     hooks: BTreeMap<&'static str, SimulatedHook>,
-    /// Number of hooks that were ever added or changed: each has results of other names.
+    /// Number of hooks that were ever added or changed: the results of each have different names.
     made: u64,
-    /// Handling of files after their map, by rule and revision.
+    /// Handling of files after their map, by rule and revision of the rule.
     inputs: BTreeMap<(u64, u64), InputAction>,
     /// Versions whose files were deleted.
     pub(crate) dropped: BTreeSet<u64>,
@@ -126,7 +126,7 @@ impl Hooked {
         (text, hook)
     }
 
-    /// Returns a random failure of a kernel: it fails, crashes, hangs or grows.
+    /// Returns a random failure of a kernel: the kernel fails, crashes, hangs or uses too much memory.
     pub(crate) fn failure(&mut self) -> FailureKind {
         let kinds = [
             FailureKind::Exit(1),
@@ -143,7 +143,7 @@ fn index(number: u64) -> usize {
     usize::try_from(number).unwrap_or(0)
 }
 
-/// Returns the numbers in each row of a query.
+/// Returns the numbers in each row of a query's result.
 fn rows<const N: usize>(db: &Connection, sql: &str) -> rusqlite::Result<Vec<[u64; N]>> {
     let mut statement = db.prepare_cached(sql)?;
     let rows = statement.query_map([], |row| {
@@ -186,7 +186,7 @@ impl World {
         self.say(&text);
     }
 
-    /// Adds, changes or removes a hook, ends its batch, or retries its failures.
+    /// Adds, changes or removes a random hook, ends its batch, or retries its failures.
     fn do_something_with_a_hook(&mut self) {
         let calm = self.calm.get();
         let Some(hooked) = self.hooked.as_mut().filter(|_| !calm) else {
@@ -233,7 +233,7 @@ impl World {
         }
     }
 
-    /// Retries failures after the faults have stopped, and ends batches that only a user ends.
+    /// Retries failed maps and reductions after the faults have stopped, and ends batches that only a user ends.
     pub(crate) fn settle_hooks(&mut self) {
         let failed = self.ask(
             "SELECT rule FROM rule_run WHERE state = 4 UNION SELECT rule FROM batch WHERE state = 4",
@@ -254,7 +254,7 @@ impl World {
         }
     }
 
-    /// Handles files that were deleted after their map.
+    /// Records files that hooks deleted after their map.
     pub(crate) fn take_dropped(&mut self) {
         let (Some(hooked), Some(server)) = (&mut self.hooked, &self.server) else {
             return;
@@ -271,7 +271,7 @@ impl World {
         }
     }
 
-    /// Checks that versions of one path are mapped one after the other.
+    /// Checks that the versions of each path are mapped one after the other.
     pub(crate) fn check_order(&self) {
         if self.hooked.is_none() || self.server.is_none() {
             return;
@@ -284,7 +284,7 @@ impl World {
         );
     }
 
-    /// Looks for pending work of hooks; none is left once the cluster is at rest.
+    /// Looks for pending work of hooks; no work is left once the cluster is at rest.
     pub(crate) fn look_at_hooks(&self, look: &mut impl FnMut(&str, Vec<String>)) {
         let Some(hooked) = &self.hooked else { return };
         let now = time::now().0;
@@ -343,12 +343,12 @@ impl World {
     }
 }
 
-/// A rule run by which another hook still needs a version, or might.
+/// SQL condition: another hook has a rule run that still needs a version, or may need it.
 const WANTED: &str = "EXISTS (SELECT 1 FROM rule_run AS other WHERE other.object = rule_run.object \
                       AND other.state IN (0, 1, 2, 4, 6) AND other.rule IN (SELECT rule FROM rule))";
 
-/// Checks whether the file of a version could be deleted: it was mapped by a hook that requests this, whose result is recorded, and no
-/// other hook has still to map it.
+/// Checks whether the file of a version could be deleted: it was mapped by a hook that requests deletion, the hook's result is recorded,
+/// and no other hook has still to map the file.
 fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusqlite::Result<()> {
     let hook: String = db.query_row(
         "SELECT hook FROM dropped WHERE object = ?1",
@@ -388,7 +388,7 @@ fn may_go(db: &Connection, hooked: &Hooked, (object, rule): (u64, u64)) -> rusql
 }
 
 impl SimulatedHook {
-    /// Returns the possible violations, and the queries that find them.
+    /// Returns descriptions of possible violations by hooks, with the queries that find them.
     fn wrong(&self) -> Vec<(&'static str, String)> {
         let Self {
             rule,
@@ -458,7 +458,7 @@ impl SimulatedHook {
 }
 
 impl Reference {
-    /// Checks that the result of a batch is computed from the results of its files, in their order, each once.
+    /// Checks that the result of a batch is computed from the results of the batch's files, in their order, each once.
     pub(crate) fn check_batch(&self, db: &Connection, object: u64, inputs: &[u64]) {
         let sql = format!(
             "SELECT rule_run.path, rule_run.rule_run, made.object FROM version JOIN task ON task.task = version.task \

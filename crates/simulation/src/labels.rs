@@ -1,4 +1,4 @@
-//! Simulation of labels on nodes: they arrive, run for a while, end and are recorded.
+//! Simulation of labels on nodes: labels arrive, run for a while, end and are recorded.
 
 use crate::bit_rot::verified;
 use crate::hooks::Hooked;
@@ -10,7 +10,7 @@ use tidemill_core::label::{Analysis, FailureKind, LabelInput, LabelOutput, Opera
 use tidemill_node::labels::Live;
 use tidemill_wire::v1::{self, label::Operation as Sent, to_node::Message as To};
 
-/// Longest run of a kernel in milliseconds; the first number is usual, the second one rare.
+/// Usual maximum run time of a kernel, in milliseconds; the next constant is a rare maximum.
 const RUN_MS: u64 = 300;
 const LONG_RUN_MS: u64 = 20_000;
 /// Longest time for which changes wait for the commit of a node's database, in milliseconds.
@@ -63,7 +63,7 @@ impl World {
         }
     }
 
-    /// Checks that no id of a label or of an output is ever used for anything else.
+    /// Checks that no id of a label or of an output is ever used for another label or object.
     fn note_label(&mut self, node: usize, label: &v1::Label) {
         let (what, outputs) = match &label.operation {
             Some(Sent::Analyse(analyse)) => (Ok(analyse.task), analyse.outputs.as_slice()),
@@ -81,7 +81,7 @@ impl World {
         }
     }
 
-    /// Handles a node's pending messages, commits and labels.
+    /// Handles a node's pending messages, database commits and labels.
     pub(crate) fn tend(&mut self, node: usize) {
         self.go_on(node);
         let lives = self.nodes[node].lives;
@@ -112,7 +112,7 @@ impl World {
         self.send_from_node(node);
     }
 
-    /// Ends a label's kernel.
+    /// Ends the run of a label's kernel on a node.
     pub(crate) fn ran(&mut self, node: usize, lives: u64, label: LabelId) {
         if self.nodes[node].lives != lives {
             return;
@@ -196,8 +196,8 @@ impl World {
         }
     }
 
-    /// Returns whether an input of a task has changed or vanished; its node then records this. In reality a change is only noticed
-    /// later, and the task has computed its output from it.
+    /// Returns whether an input of a task has changed or vanished; the input's node then records this. In reality a change is only noticed
+    /// later, and the task has computed its output from the changed input.
     fn finds_corrupt(&mut self, here: usize, from: u32, object: u64) -> bool {
         let there = self.nodes.iter().position(|one| one.id == from);
         let readers = [Some(here), there].into_iter().flatten();
@@ -237,8 +237,8 @@ impl World {
         removed(live, gone, all)
     }
 
-    /// Returns whether the server knew that no other replica is good when it decided to remove one. The answer is true if no replica was ever
-    /// corrupted.
+    /// Returns whether the server knew that no other replica is good when it decided to remove a replica. The answer is true if no replica
+    /// was ever corrupted.
     fn knew_of_corruption(&self, live: &Live, object: ObjectId) -> bool {
         if !self
             .corrupted
@@ -260,7 +260,7 @@ impl World {
         knew.expect("the server's tables can be read")
     }
 
-    /// Returns the bytes of an object: from this node, or fetched from its node.
+    /// Returns the bytes of an object: from the node `here`, or fetched from node `from`.
     fn fetch(&self, here: usize, from: u32, object: u64) -> Option<ObjectContent> {
         if object == 0 {
             return Some(ObjectContent { token: 0, size: 0 });
@@ -273,7 +273,7 @@ impl World {
         from.store.read(object)
     }
 
-    /// Returns the outputs of an earlier task with the same code and content, if there is one.
+    /// Returns the outputs of an earlier task with the same code and the same content of inputs, if there is such a task.
     fn recall(
         &self,
         node: usize,

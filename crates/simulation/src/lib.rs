@@ -4,7 +4,7 @@
 //! list of nodes, and the nodes' label state machine with its database run in one thread under a virtual clock and a virtual network.
 //! Clients, kernels, objects' bytes and connections are modelled. `docs/testing.md` lists the checks, the faults and the omissions.
 //!
-//! One seed decides all random choices: [`run`] with the same seed does the same.
+//! One seed decides all random choices: [`run`] with the same seed simulates the same events.
 
 mod bit_rot;
 mod broker;
@@ -31,35 +31,35 @@ use hooks::Hooked;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use world::World;
 
-/// Duration of the faults, in virtual milliseconds.
+/// Duration of the phase with faults, in virtual milliseconds.
 const STORM_MS: u64 = 60_000;
-/// Time after which everything must be at rest, in virtual milliseconds.
+/// Maximum time after the faults until the cluster is at rest, in virtual milliseconds.
 const CALM_MS: u64 = 300_000;
-/// The same where files are not staged out before they are mapped, or can't be mapped.
+/// Maximum time until the cluster is at rest if files are not staged out before they are mapped, or can't be mapped.
 const HELD_MS: u64 = 900_000;
-/// Interval at which rest is checked for.
+/// Interval at which the simulation checks whether the cluster is at rest.
 const CALM_LOOK_MS: u64 = 5_000;
 /// Time without faults after which jobs that wait for files are cancelled.
 const CANCEL_MS: u64 = 30_000;
 
-/// Statistics of a run.
+/// Statistics of a simulation run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Number of events simulated.
+    /// Number of simulated events.
     pub events: u64,
     /// Number of jobs that were accepted.
     pub jobs: u64,
     /// Number of outputs that were published.
     pub outputs: u64,
-    /// Number of reads of files that several mounts write.
+    /// Number of reads of files that several mounts write at the same time.
     pub reads: u64,
     /// Number of times that suspended nodes were resumed.
     pub resumes: u64,
-    /// Number of versions that were lost with memory, at the end.
+    /// Number of versions that were lost with a node's memory until the end.
     pub lost: u64,
     /// Number of batches of hooks whose results were reduced.
     pub batches: u64,
-    /// Number of files that were deleted because they were mapped.
+    /// Number of files that hooks deleted after mapping them.
     pub dropped: u64,
     /// Number of workspaces that have ended.
     pub workspaces: u64,
@@ -69,20 +69,20 @@ pub struct Summary {
     pub agents: u64,
     /// Number of starts of the server.
     pub servers: u64,
-    /// Virtual time, in milliseconds.
+    /// Virtual time at the end of the run, in milliseconds.
     pub time_ms: u64,
-    /// Fingerprint of all events, in order.
+    /// Fingerprint of all events of the run, in order.
     pub fingerprint: u64,
 }
 
-/// Seed that shows a defect.
+/// Defect that a seed shows.
 #[derive(Clone, Debug)]
 pub struct Defect {
-    /// The seed.
+    /// Seed of the run.
     pub seed: u64,
-    /// Violated condition.
+    /// Description of the violated condition.
     pub what: String,
-    /// Last events.
+    /// Last events before the defect.
     pub trace: String,
     /// Number of events until the defect.
     pub events: u64,
@@ -109,9 +109,9 @@ pub struct SimulationOptions {
     pub verbose: bool,
     /// Faults that are left out, by the names in `docs/testing.md`, to find out which faults a defect needs.
     pub without: Vec<String>,
-    /// Number of replicas that the server is to make of versions; 0 is the same as 1.
+    /// Number of replicas that the server makes of each version; 0 is the same as 1.
     pub replicas: u32,
-    /// Whether objects change and vanish on the disks of nodes, if there are other replicas.
+    /// Whether objects change and vanish on the disks of nodes, as long as other replicas exist.
     pub bit_rot: bool,
     /// Whether nodes are drained at random times during normal operation.
     pub drains: bool,
@@ -123,20 +123,20 @@ pub struct SimulationOptions {
     pub hooks: bool,
     /// Whether hooks reduce batches, delete files, and are changed and removed.
     pub batches: bool,
-    /// Whether nodes are suspended while nobody needs them, or on request.
+    /// Whether nodes are suspended while no work needs them, or on request.
     pub suspends: bool,
     /// Whether some nodes belong to the memory tier, on hosts that die, and workspaces are created and end.
     pub memory_tier: bool,
     /// Whether an application's labels are simulated, scheduled by an agent that is killed, which replaces all other simulation.
     pub labels: bool,
-    /// Whether some nodes belong to the burst tier: new versions are stored there, and are staged out to the others.
+    /// Whether some nodes belong to the burst tier: new versions are stored on these nodes, and are staged out to other nodes.
     pub bursts: bool,
 }
 
-/// Simulates one seed.
+/// Simulates the cluster's control plane with one seed.
 ///
 /// # Errors
-/// The violated condition.
+/// The condition that was violated, with the last events.
 pub fn run(seed: u64, options: &SimulationOptions) -> Result<Summary, Defect> {
     if options.labels {
         let ran = catch_unwind(|| request_scheduler::run(seed));

@@ -1,5 +1,5 @@
-//! Nodes of the memory tier, and workspaces. The host of such a node dies at random times, with its clients and all data in its memory: data
-//! without another replica is lost and reported as lost, and no other data is. Workspaces are created and removed, and their files with them.
+//! Nodes of the memory tier, and workspaces. The host of such a node dies at random times, with its clients and all data in its memory:
+//! data without another replica is lost and reported as lost, and no other data is. Workspaces and their files are created and removed.
 
 use crate::dice::{Dice, mix};
 use crate::node::SimulatedNode;
@@ -10,19 +10,19 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Directory whose files are to be stored in memory.
 pub(crate) const MEMORY: &str = "m";
-/// Possible workspaces, in the notation of clients' directories.
+/// Names of possible workspaces, in the notation of clients' directories.
 pub(crate) const WORKSPACES: [&str; 2] = ["workspaces/r0", "workspaces/r1"];
 /// Longest pause between two deaths of a host, and between two operations on workspaces, in milliseconds.
 const END_PAUSE_MS: u64 = 20_000;
 const WORKSPACE_PAUSE_MS: u64 = 4000;
 /// Longest lifetime of a workspace, in milliseconds.
 const TTL_MS: u64 = 30_000;
-/// Capacity of a node of the memory tier, in bytes: it holds only some files, so that others continue on other nodes.
+/// Capacity of a node of the memory tier, in bytes: it holds only some files, so that writers continue other files on other nodes.
 const CAPACITY_BYTES: u64 = 3000;
-/// The server's message about data lost with a memory.
+/// Text of the server's message about data that was lost with a node's memory.
 const FORGOTTEN: &str = "was in memory, which was lost with its host";
 
-/// A workspace from the view of its creator.
+/// State of a workspace from the view of its creator.
 #[derive(Debug)]
 struct Workspace {
     ino: u64,
@@ -30,24 +30,24 @@ struct Workspace {
     expires: Option<u64>,
     /// Whether a client removed the workspace.
     ended: bool,
-    /// Whether a client joined the workspace: it may end when the server hears nothing from the last lease holder.
+    /// Whether a client joined the workspace: it may end when the server receives no messages from the last lease holder.
     joined: bool,
     members: Vec<u64>,
 }
 
-/// State of nodes of the memory tier and of workspaces; see the module.
+/// State of the nodes of the memory tier and of the workspaces.
 #[derive(Debug)]
 pub(crate) struct MemoryTier {
     dice: Dice,
     /// Index of the first node of the memory tier.
     first: usize,
     workspaces: BTreeMap<&'static str, Workspace>,
-    /// Objects that were stored in a lost memory.
+    /// Objects that were stored in a node's memory that was lost.
     lost: BTreeSet<u64>,
     /// Nodes whose memory was lost.
     hosts: BTreeSet<u32>,
-    /// Nodes and objects with which clients were asked to continue when a node was full. A client that is killed at this point
-    /// leaves the bytes that arrived.
+    /// Nodes and objects with which clients were asked to continue when a node was full. A client that is killed at this point leaves the
+    /// bytes that arrived on the node.
     passing: BTreeSet<(u32, u64)>,
     /// Number of workspaces that have ended.
     pub(crate) ended: u64,
@@ -96,7 +96,7 @@ impl World {
         }
     }
 
-    /// Lets the host of a node of the memory tier die after a pause.
+    /// Schedules the death of the host of a node of the memory tier after a pause.
     fn end_host(&mut self) {
         let calm = self.calm.get();
         let Some(memory_tier) = &mut self.memory_tier else {
@@ -165,7 +165,7 @@ impl World {
         numbers.expect("the server's tables can be read")
     }
 
-    /// Handles changes that the server made by itself: first versions that are lost, and workspaces that have ended.
+    /// Records changes that the server made by itself: first versions that are lost, and workspaces that have ended.
     pub(crate) fn take_memory_tier(&mut self) {
         let Some(memory_tier) = &self.memory_tier else {
             return;
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// Creates, joins, leaves or removes a workspace.
+    /// Creates, joins, leaves or removes a random workspace.
     fn do_something_with_a_workspace(&mut self) {
         let now = self.now;
         if let (Some(server), Some(memory_tier)) = (&self.server, &mut self.memory_tier) {
@@ -281,13 +281,13 @@ impl World {
         }
     }
 
-    /// Returns whether an object was stored in a lost memory.
+    /// Returns whether an object was stored in a node's memory that was lost.
     pub(crate) fn is_lost(&self, object: u64) -> bool {
         let memory_tier = self.memory_tier.as_ref();
         memory_tier.is_some_and(|memory_tier| memory_tier.lost.contains(&object))
     }
 
-    /// Returns the objects that the server reports as lost with a memory, by node.
+    /// Returns the objects that the server reports as lost with a node's memory, by node.
     fn named(&self) -> BTreeSet<(u32, u64)> {
         let Some(server) = &self.server else {
             return BTreeSet::new();
@@ -303,7 +303,7 @@ impl World {
         named.expect("the server's tables can be read")
     }
 
-    /// Returns those of the lost objects that have no other replica.
+    /// Returns the lost objects that have no other replica.
     pub(crate) fn lost(&self) -> BTreeSet<u64> {
         let named = self.named();
         let held = |object: u64| {
@@ -316,7 +316,7 @@ impl World {
         lost.filter(|&object| held(object) == 0).collect()
     }
 
-    /// Checks that each object reported as lost was stored in a lost memory and no longer exists there. Returns these objects, by node.
+    /// Checks that objects reported as lost were in a lost memory and no longer exist on their node. Returns these objects, by node.
     pub(crate) fn check_lost(&self) -> BTreeSet<(u32, u64)> {
         let named = self.named();
         for &(id, object) in &named {
@@ -335,7 +335,7 @@ impl World {
         named
     }
 
-    /// Returns the workspaces that should have ended and have not.
+    /// Returns the workspaces that should have ended and have not ended.
     pub(crate) fn workspaces_over(&self) -> Vec<String> {
         let workspaces = self.memory_tier.iter().flat_map(|one| &one.workspaces);
         let over = workspaces.filter(|(_, workspace)| workspace.is_over(self.now));
@@ -355,7 +355,7 @@ impl World {
         }
     }
 
-    /// Returns whether a killed client left an object on the node on which it was to continue.
+    /// Returns whether a killed client left an object on the node on which the client was to continue writing.
     pub(crate) fn was_left(&self, node: &SimulatedNode, object: u64) -> bool {
         let known = node.store.objects.get(&object);
         let passing = |memory_tier: &MemoryTier| memory_tier.passing.contains(&(node.id, object));

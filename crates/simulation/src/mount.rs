@@ -1,5 +1,5 @@
-//! Simulated client of the cluster. It follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the node, seal at
-//! the server, all repeated until there is an answer), and submits jobs.
+//! Simulated client of the cluster. The client follows the protocol of mounts and of `tidemill put` (ids, names, bytes, seal at the node,
+//! seal at the server, all repeated until there is an answer), and submits jobs.
 
 use crate::dice::mix;
 use crate::memory_tier::{MEMORY, WORKSPACES};
@@ -29,11 +29,11 @@ pub(crate) const NAMES: u64 = 5;
 pub(crate) const OUT: &str = "out";
 /// Maximum number of jobs per client: more jobs than nodes can complete would make the end of the run too long.
 const SCRIPTS_MAX: u64 = 40;
-/// Shortest and longest pause before a request is repeated, in milliseconds.
+/// Shortest pause before a request is repeated, in milliseconds; the next constant is the longest.
 const PAUSE_MIN: u64 = 20;
 const PAUSE_MAX: u64 = 2000;
 
-/// Probabilities of a client's actions, in thousandths.
+/// Habits of a client: probabilities of its actions, in thousandths.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Habits {
     pub(crate) write: u64,
@@ -46,7 +46,7 @@ pub(crate) struct Habits {
     pub(crate) pause: u64,
 }
 
-/// State of a client.
+/// State of a simulated client.
 #[derive(Clone, Debug)]
 pub(crate) struct ClientState {
     pub(crate) port: Port,
@@ -54,16 +54,16 @@ pub(crate) struct ClientState {
     /// Number of starts of this client, so that no two jobs have the same outputs.
     pub(crate) life: u64,
     pub(crate) habits: Habits,
-    /// Set when no new actions are to begin.
+    /// Set when clients must not begin new actions.
     pub(crate) calm: Rc<Cell<bool>>,
-    /// Jobs of this client that were acknowledged.
+    /// Jobs of this client whose submission the server acknowledged.
     jobs: Rc<std::cell::RefCell<Vec<u64>>>,
     scripts: Rc<Cell<u64>>,
-    /// Node of the memory tier on the client's host, if there is one: the client writes the files of the memory directory on it.
+    /// Node of the memory tier on the client's host, if there is one: the client writes files of the memory directory to this node.
     memory: Option<u32>,
 }
 
-/// Returns the bytes of an object after `pieces` pieces.
+/// Returns the content of an object after `pieces` pieces were written.
 pub(crate) fn bytes_of(object: u64, pieces: u64) -> ObjectContent {
     let token = mix(mix(object) ^ pieces);
     let size = pieces * 100 + object % 100;
@@ -89,7 +89,7 @@ impl ClientState {
         }
     }
 
-    /// Runs a client until no new actions are to begin.
+    /// Runs a client until it must not begin new actions.
     pub(crate) async fn live(self) {
         while !matches!(
             self.port.ask(WorldRequest::Session).await,
@@ -120,7 +120,7 @@ impl ClientState {
         }
     }
 
-    /// Returns the path of a file that may exist.
+    /// Returns a random path of a file that may exist.
     fn some_path(&self) -> String {
         let usual = DIRECTORIES.into_iter();
         let memory = [MEMORY].into_iter().chain(WORKSPACES);
@@ -142,7 +142,7 @@ impl ClientState {
         self.port.sleep(time).await;
     }
 
-    /// Sends one operation until there is an answer. The error is an errno.
+    /// Sends one operation to the server until there is an answer. The error is an errno.
     async fn one(&self, op: Op) -> Result<Named, i32> {
         let mut pause = PAUSE_MIN;
         let is_open = matches!(op, Op::Open(_));
@@ -188,7 +188,7 @@ impl ClientState {
         }
     }
 
-    /// Writes a file, or a new version of it, and closes it. Returns true if the close is acknowledged.
+    /// Writes a file, or a new version of the file, and closes it. Returns true if the close is acknowledged.
     async fn write(&self, path: &str) -> bool {
         let (inode, object) = self.ids().await;
         let opened = self.open_for_writing(path, inode, object).await;
@@ -231,7 +231,7 @@ impl ClientState {
         }
     }
 
-    /// Returns a change of the mode that is sent with the seal. It has no effect if another client has changed the mode since.
+    /// Returns a change of a file's mode that is sent with the seal. It has no effect if another client has changed the mode since.
     fn kept_back(&self, attr: &v1::Attr) -> Option<v1::SetAttr> {
         let change = || v1::SetAttr {
             ino: attr.ino,
@@ -283,7 +283,7 @@ impl ClientState {
         }
     }
 
-    /// Writes bytes to a node. Returns false if the node is full or the object must not be written any more.
+    /// Writes bytes of an object to a node. Returns false if the node is full or the object must not be written any more.
     async fn put(&self, node: u32, object: u64, bytes: ObjectContent) -> bool {
         loop {
             match self
@@ -298,7 +298,7 @@ impl ClientState {
         }
     }
 
-    /// Continues a file on another node if the memory is full. Returns that node.
+    /// Continues a file on another node if the memory of its node is full. Returns the other node.
     async fn overflow(
         &self,
         (ino, object): (u64, u64),
@@ -456,7 +456,7 @@ impl ClientState {
         }
     }
 
-    /// Returns a job with a few tasks that read files which may exist, and each other's outputs.
+    /// Returns a random job with a few tasks that read files which may exist, and each other's outputs.
     fn script(&self) -> Script {
         let number = self.scripts.get();
         self.scripts.set(number + 1);
@@ -490,7 +490,7 @@ impl ClientState {
     }
 }
 
-/// Needs of some tasks in addition to a core, in the notation of scripts.
+/// Resources that some tasks need in addition to a core, in the notation of scripts.
 const WANTS: [&str; 6] = [
     "",
     "",

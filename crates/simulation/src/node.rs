@@ -1,5 +1,5 @@
-//! One simulated node: the production state machine of labels, reports and database, driven without threads. Its objects are in memory,
-//! and its kernels take virtual time.
+//! One simulated node: the production state machine of labels, reports and database, driven without threads. The objects of the node are in
+//! memory, and its kernels take virtual time.
 
 use crate::dice::mix;
 use crate::store::{ObjectContent, SimulatedObject, SimulatedStore, StoreRefusal};
@@ -30,25 +30,25 @@ use tokio::sync::mpsc::UnboundedReceiver;
 /// Number of status reports between two clean-ups of the label table.
 const STATUSES_PER_PRUNE: u64 = 30;
 const CAPACITY_BYTES: u64 = 1 << 40;
-/// Number of objects that fill a node of the burst tier.
+/// Number of objects with which a node of the burst tier is full.
 const BURST_OBJECTS: u64 = 16;
 /// Memory of a node for tasks that specify their need, in bytes.
 pub(crate) const MEMORY_BYTES: u64 = 4 << 30;
 pub(crate) const GPU: &str = "gpu";
 
-/// Simulated node; see the module.
+/// Simulated node that is running, down or suspended.
 #[derive(Debug)]
 pub(crate) struct SimulatedNode {
     pub(crate) id: u32,
     cores: u32,
-    /// Database that survives a crash.
+    /// Database of the node, which survives a crash.
     disk: Arc<Mutex<Connection>>,
     /// Whether the node compares its objects with their hashes when it is idle.
     scrubs: bool,
     pub(crate) store: SimulatedStore,
     /// Running state; `None` while the node is down.
     pub(crate) life: Option<Life>,
-    /// Number of starts.
+    /// Number of times that the node was started.
     pub(crate) lives: u64,
     statuses: u64,
     /// Whether the node belongs to the burst tier, from which files are staged out to other nodes.
@@ -57,20 +57,20 @@ pub(crate) struct SimulatedNode {
     pub(crate) suspending: bool,
     /// Whether the node is suspended: a process waits for the request to resume.
     pub(crate) suspended: bool,
-    /// Messages that the waiting process wants to send.
+    /// Messages that the suspended node's waiting process wants to send.
     waiting: Vec<v1::FromNode>,
-    /// Number of its current memory, if it stores objects in memory; 0 if it stores objects on a disk.
+    /// Number of the node's current memory, if it stores objects in memory; 0 if it stores objects on a disk.
     memory: u64,
 }
 
-/// State of a node that runs.
+/// State of a simulated node while it runs.
 #[derive(Debug)]
 pub(crate) struct Life {
     pub(crate) db: Db,
     writer: DbWriter,
     pub(crate) labels: Arc<NodeLabels>,
     pub(crate) reports: Arc<Reports>,
-    /// Objects that are recorded as corrupt.
+    /// Objects that the node has recorded as corrupt.
     pub(crate) corrupt: Arc<Mutex<Vec<u64>>>,
     /// Messages on their way to the server; `None` without a connection.
     outgoing: Option<UnboundedReceiver<v1::FromNode>>,
@@ -89,7 +89,7 @@ pub(crate) fn streaming_not_sealed(store: &SimulatedStore, live: &Live) -> bool 
     !live.control.is_cancelled() && streaming.any(|(input, _)| store.read(input.object.0).is_none())
 }
 
-/// Returns the bytes that a task computes from these inputs.
+/// Returns the content that a task computes from these inputs.
 pub(crate) fn made_of(
     kernel: &str,
     args: &[String],
@@ -136,7 +136,7 @@ impl SimulatedNode {
         node
     }
 
-    /// Loses its memory, with database and objects. Returns the objects.
+    /// Removes the node's memory, with database and objects. Returns the removed objects.
     pub(crate) fn forget(&mut self) -> BTreeMap<u64, SimulatedObject> {
         self.kill();
         self.memory += 1;
@@ -157,7 +157,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Starts the node on its stored state.
+    /// Starts the node with its stored state.
     pub(crate) fn start(&mut self, scrubs: bool) {
         self.scrubs = scrubs;
         self.lives += 1;
@@ -186,7 +186,7 @@ impl SimulatedNode {
         });
     }
 
-    /// Removes outputs that were written to the store but not recorded before the node was killed: their label may never run.
+    /// Removes outputs that were written to the store but not recorded before the node was killed: the label of an output may never run.
     fn remove_unkept(&mut self) {
         let open = self.read(records::open_labels);
         for record in open.iter().filter(|record| record.outcome.is_none()) {
@@ -200,7 +200,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Kills the node: uncommitted changes are lost.
+    /// Kills the node: changes that were not committed are lost.
     pub(crate) fn kill(&mut self) {
         self.life = None;
         self.suspending = false;
@@ -208,7 +208,7 @@ impl SimulatedNode {
         self.waiting.clear();
     }
 
-    /// Returns the free space; a node of the burst tier is full with a few objects.
+    /// Returns the free space of the node, in bytes; a node of the burst tier is full with a few objects.
     fn free_bytes(&self) -> u64 {
         match (self.store.full, self.burst) {
             (true, _) => 0,
@@ -251,7 +251,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Begins the connection of a process that waits for the request to resume.
+    /// Begins the connection of a suspended node's process, which waits for the request to resume.
     fn connect_suspended(&mut self) {
         let hello = v1::Hello {
             version: tidemill_wire::PROTOCOL_VERSION,
@@ -299,7 +299,7 @@ impl SimulatedNode {
         self.suspending = !busy;
     }
 
-    /// Begins a connection: from now on the node sends its messages there.
+    /// Begins a connection to the server: from now on the node sends its messages over this connection.
     pub(crate) fn connect(&mut self) {
         if self.suspended {
             return self.connect_suspended();
@@ -340,7 +340,7 @@ impl SimulatedNode {
         messages
     }
 
-    /// Sends its status, and cleans up at intervals.
+    /// Sends the node's status to the server, and cleans up at intervals.
     pub(crate) fn tell_status(&mut self) {
         let Some(life) = &self.life else { return };
         life.labels.keep_again();
@@ -352,7 +352,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Handles a message of the server as the node's connection handles it.
+    /// Handles a message of the server as the production node's connection handles it.
     pub(crate) fn hear(&mut self, message: To) {
         if self.suspending {
             return;
@@ -385,7 +385,7 @@ impl SimulatedNode {
         }
     }
 
-    /// Seals an object that a client wrote. Calls `done` with its length once the seal is committed.
+    /// Seals an object that a client wrote. Calls `done` with the object's length once the seal is committed.
     pub(crate) fn seal(
         &mut self,
         object: u64,
@@ -409,7 +409,7 @@ impl SimulatedNode {
         });
     }
 
-    /// Commits waiting changes until there are none.
+    /// Commits waiting changes of the node's database until there are none.
     pub(crate) fn commit(&mut self) {
         if let Some(life) = &mut self.life {
             life.commit_due = false;
@@ -418,7 +418,7 @@ impl SimulatedNode {
         self.set_aside();
     }
 
-    /// Returns the labels that begin to run now.
+    /// Returns the labels that begin to run on the node now.
     pub(crate) fn begin(&mut self) -> Vec<LabelId> {
         let mut begun = Vec::new();
         let Some(life) = &mut self.life else {
@@ -458,20 +458,20 @@ impl SimulatedNode {
         fill(&self.disk.lock(), full);
     }
 
-    /// Reads the database.
+    /// Calls `read` with the node's database.
     pub(crate) fn read<T>(&self, read: impl FnOnce(&Connection) -> rusqlite::Result<T>) -> T {
         read(&self.disk.lock()).expect("a node's database is its own")
     }
 }
 
-/// Stops a database from growing, or lets it grow again.
+/// Stops a database from growing (`full`), or lets it grow again.
 pub(crate) fn fill(connection: &Connection, full: bool) {
     let pages = if full { 1 } else { 1 << 30 };
     let set = connection.query_row(&format!("PRAGMA max_page_count = {pages}"), [], |_| Ok(()));
     set.expect("a setting that every SQLite has");
 }
 
-/// Result of a task.
+/// Result of a task on a simulated node.
 #[derive(Debug)]
 pub(crate) struct Did {
     pub(crate) work: LabelEffects,
@@ -479,7 +479,7 @@ pub(crate) struct Did {
     pub(crate) objects: Vec<(u64, ObjectContent)>,
 }
 
-/// Returns the end of a label that ran. `inputs` holds the content of its inputs, or the reason for which they could not be read.
+/// Returns the end of a label that ran. `inputs` holds the content of the label's inputs, or the reason for which they could not be read.
 pub(crate) fn done(
     live: &Live,
     analysis: &Analysis,
@@ -535,7 +535,7 @@ fn did(live: &Live, outcome: Outcome, objects: Vec<(u64, ObjectContent)>) -> Did
     Did { work, objects }
 }
 
-/// Returns the end of a copy.
+/// Returns the end of a label that copies an object.
 pub(crate) fn copied(live: &Live, to: &LabelOutput, bytes: ObjectContent) -> Did {
     let mut outcome = failed(live.start, FailureKind::Device, String::new());
     outcome.end = time::now();
@@ -558,7 +558,7 @@ pub(crate) fn copied(live: &Live, to: &LabelOutput, bytes: ObjectContent) -> Did
     did
 }
 
-/// Returns the end of a removal that removed `objects`. `all` tells whether these were all objects of the label.
+/// Returns the end of a label that removed `objects`. `all` is true if these were all objects of the label.
 pub(crate) fn removed(live: &Live, objects: Vec<ObjectId>, all: bool) -> Did {
     let mut did = broke(live, FailureKind::Device);
     if all {

@@ -58,11 +58,11 @@ pub(crate) struct SubmittedTask {
     pub(crate) args: Vec<String>,
     pub(crate) inputs: Vec<String>,
     pub(crate) outputs: Vec<String>,
-    /// Needs in addition to a core, in the notation of scripts.
+    /// Resources that the task needs in addition to a core, in the notation of scripts.
     pub(crate) wants: &'static str,
 }
 
-/// Answer of the world.
+/// Answer of the world to a client's request.
 #[derive(Debug)]
 pub(crate) enum WorldAnswer {
     Names(Vec<NameResult>),
@@ -89,7 +89,7 @@ struct PortShared {
     dice: Dice,
 }
 
-/// Client's side.
+/// Client's side of the interface to the world.
 #[derive(Clone, Debug)]
 pub(crate) struct Port(Rc<RefCell<PortShared>>);
 
@@ -105,7 +105,7 @@ impl Port {
         Self(Rc::new(RefCell::new(shared)))
     }
 
-    /// Sends a request and waits for the answer.
+    /// Sends a request to the world and waits for the answer.
     pub(crate) async fn ask(&self, what: WorldRequest) -> WorldAnswer {
         let ticket = {
             let mut shared = self.0.borrow_mut();
@@ -142,7 +142,7 @@ impl Port {
         with(&mut self.0.borrow_mut().dice)
     }
 
-    /// Returns the next request that was sent.
+    /// Returns the next request that the client sent, with its ticket.
     pub(crate) fn take(&self) -> Option<(u64, WorldRequest)> {
         self.0.borrow_mut().asked.pop_front()
     }

@@ -15,24 +15,24 @@ const ROOT: u64 = 1;
 pub(crate) const NOENT: i32 = 2;
 const EXIST: i32 = 17;
 
-/// Name of an entry: its directory's inode and the name itself.
+/// Name of an entry: the inode of its directory, and the name itself.
 type EntryName = (u64, String);
 
-/// Task whose outputs may appear.
+/// Task whose outputs may appear in the namespace.
 #[derive(Clone, Debug)]
 struct Maker {
     task: SubmittedTask,
-    /// Index of the output.
+    /// Index of the output among the task's outputs.
     index: usize,
     /// Time at which the job was submitted, in milliseconds.
     asked: u64,
 }
 
-/// Reference model; see the module.
+/// Reference model of the namespace.
 #[derive(Debug, Default)]
 pub(crate) struct Reference {
     entries: BTreeMap<EntryName, u64>,
-    /// Sealed object of each file, 0 if it has none.
+    /// Sealed object of each file's current version, 0 if the file has none.
     objects: BTreeMap<u64, u64>,
     /// Mode of each file.
     modes: BTreeMap<u64, u32>,
@@ -41,20 +41,20 @@ pub(crate) struct Reference {
     inodes: BTreeSet<u64>,
     /// Content of each object that was ever sealed.
     contents: BTreeMap<u64, ObjectContent>,
-    /// User of each object id.
+    /// Use of each object id, in words.
     users: BTreeMap<u64, String>,
     /// Objects of each path, with the times since which the path refers to them.
     history: BTreeMap<String, Vec<(u64, u64)>>,
     makers: BTreeMap<String, Maker>,
-    /// Content of objects that were lost with a memory, as far as it was closed.
+    /// Content of objects that were lost with a node's memory, as far as the content was closed.
     lost: BTreeMap<u64, ObjectContent>,
-    /// Jobs whose number was acknowledged.
+    /// Jobs whose number the server acknowledged to a client.
     pub(crate) accepted: BTreeSet<u64>,
-    /// Number of outputs of jobs that were found.
+    /// Number of outputs of jobs that were found in the namespace.
     pub(crate) published: u64,
-    /// Number of results of batches that were found.
+    /// Number of results of batches that were found in the namespace.
     pub(crate) reduces: u64,
-    /// Whether the rule is a hook.
+    /// Whether the simulated rule is a hook.
     pub(crate) hooks: bool,
     /// Whether hooks use all their features.
     pub(crate) batches: bool,
@@ -84,12 +84,12 @@ impl Reference {
         self.now = now;
     }
 
-    /// Records that an object is lost with its memory.
+    /// Records that an object is lost with the memory of its node.
     pub(crate) fn loses(&mut self, object: u64, bytes: ObjectContent) {
         self.lost.insert(object, bytes);
     }
 
-    /// Records that the first version of a file was lost while it was written, and is the file's version.
+    /// Records that the first version of a file was lost while it was written, and is the file's current version.
     pub(crate) fn is_lost(&mut self, ino: u64, object: u64) {
         if let Some(known) = self.objects.get_mut(&ino).filter(|known| **known == 0) {
             *known = object;
@@ -122,7 +122,7 @@ impl Reference {
         self.directories.insert(name.into(), ino);
     }
 
-    /// Records the user of an object id, which must not be used by anything else.
+    /// Records the use of an object id, which must not be used for anything else.
     pub(crate) fn uses(&mut self, object: u64, user: &str) {
         let known = self.users.entry(object).or_insert_with(|| user.to_owned());
         assert_eq!(known, user, "object {object} is used twice");
@@ -138,7 +138,7 @@ impl Reference {
         self.contents.get(&object).copied()
     }
 
-    /// Returns whether an object is a file's current version.
+    /// Returns whether an object is the current version of a file.
     pub(crate) fn is_current(&self, object: u64) -> bool {
         self.entries
             .values()
@@ -209,7 +209,7 @@ impl Reference {
         format!("/{}/{}", directory.map_or("", |(path, _)| path), name.1)
     }
 
-    /// Records a change of the object at a name.
+    /// Records a change of the object to which a name refers.
     fn note(&mut self, name: &EntryName) {
         let object = self.entries.get(name).and_then(|ino| self.objects.get(ino));
         let (path, object) = (self.path_of(name), object.copied().unwrap_or(0));
@@ -283,7 +283,7 @@ impl Reference {
         self.check_mode(attr);
     }
 
-    /// Sets attributes, unless another client has changed the rights. All files belong to root.
+    /// Sets attributes of a file, unless another client has changed its mode. All files belong to root.
     fn change(&mut self, op: &v1::SetAttr) {
         let known = self.modes.get(&op.ino).copied();
         let is_right = |rights: v1::Rights| Some(rights.mode) == known;
@@ -445,7 +445,7 @@ impl Reference {
         self.published += 1;
     }
 
-    /// Checks that the result of a batch is computed from the results of its files.
+    /// Checks that the result of a batch is computed from the results of the batch's files.
     fn reduced(&mut self, db: &Connection, entry: &ReferenceEntry) {
         if self.objects.get(&entry.ino) == Some(&entry.object) {
             return;
@@ -537,7 +537,7 @@ fn entries(db: &Connection) -> rusqlite::Result<Vec<ReferenceEntry>> {
     rows.collect()
 }
 
-/// Returns the objects that the task of an output read.
+/// Returns the objects that the task which wrote an output has read.
 fn inputs(db: &Connection, object: u64) -> rusqlite::Result<Vec<u64>> {
     let sql = "SELECT task_input.object FROM task_input \
                WHERE task = (SELECT task FROM version WHERE object = ?1) ORDER BY seq";

@@ -1,36 +1,36 @@
-//! Simulation of an application that reads and writes files by labels, and of its agent, which is killed repeatedly. However the request scheduler
-//! orders a batch, and wherever a batch is interrupted, each label takes effect once, in the order of publication. No published label is
-//! forgotten.
+//! Simulation of an application that reads and writes files by labels, and of its agent, which is killed repeatedly. However the request
+//! scheduler orders a batch, and wherever a batch is interrupted, each label takes effect once, in the order of publication. No published
+//! label is forgotten.
 //!
-//! The request scheduler is the production code. The rest of the agent is modelled after `label/src/{agent,execute}.rs`: taking labels, beginning,
-//! recording, executing and settling steps, and repeating them. Each part of a step is separate, so that the agent may be killed between
-//! any two parts.
+//! The request scheduler is the production code. The rest of the agent is modelled after `label/src/{agent,execute}.rs`: taking labels,
+//! beginning, recording, executing and settling steps, and repeating them. Each part of a step is separate, so that the agent may be killed
+//! between any two parts.
 
 use crate::Summary;
 use crate::dice::{Dice, mix};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_label::request_scheduler::{Deed, ShuffleOp, supertasks};
 
-/// Number of labels in a run.
+/// Number of labels in a simulation run.
 const LABELS: u64 = 400;
 const FILES: u64 = 3;
-/// Offset in bytes from which on nothing is written, except by appending.
+/// Offset in a file from which on no label writes, except by appending, in bytes.
 const LENGTH: u64 = 48;
 const SIZE_MAX: u64 = 9;
-/// Maximum number of labels that are published and not settled.
+/// Maximum number of labels that are published and have no recorded result.
 const OPEN_MAX: usize = 60;
 
-/// Kind of a label.
+/// Kind of an application's label.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LabelKind {
     Read,
     Write,
     Append,
-    /// Write or append that truncates the file first.
+    /// Write or append that truncates its file first.
     Cut,
     CutAppend,
     Delete,
-    /// Renames to the file with the next number.
+    /// Renames its file to the file with the next number.
     Move,
     Fence,
 }
@@ -44,7 +44,7 @@ enum LabelStatus {
     Cancelled,
 }
 
-/// Label in the log, which survives the death of the agent.
+/// Label in the log of the agent, which survives the death of the agent.
 #[derive(Clone, Debug)]
 struct LoggedLabel {
     kind: LabelKind,
@@ -52,10 +52,10 @@ struct LoggedLabel {
     offset: u64,
     size: u64,
     status: LabelStatus,
-    /// Position that was recorded for its bytes before they were appended.
+    /// Position that was recorded for the label's bytes before they were appended.
     noted: Option<usize>,
     answer: Vec<u64>,
-    /// Whether its agent was killed while executing it.
+    /// Whether an agent was killed while executing the label.
     again: bool,
 }
 
@@ -75,7 +75,7 @@ impl LoggedLabel {
         matches!(self.status, LabelStatus::Pending | LabelStatus::Running)
     }
 
-    /// Returns the operation that the request scheduler sees.
+    /// Returns the operation of the label that the request scheduler sees.
     fn op(&self) -> ShuffleOp {
         let deed = match self.kind {
             LabelKind::Read => Deed::Read,
@@ -92,20 +92,20 @@ impl LoggedLabel {
     }
 }
 
-/// Files by their numbers; each byte identifies its write.
+/// Content of files by their numbers; each byte identifies its write.
 type FileWrites = BTreeMap<u64, Vec<u64>>;
 
-/// One part of the agent's work.
+/// One part of a step of the agent's work.
 #[derive(Clone, Debug)]
 enum AgentStep {
     /// Records the positions of appends that are executed together.
     Note(Vec<usize>),
-    /// Truncates the file, or creates it.
+    /// Truncates the file, or creates the file.
     Open(usize),
     /// Writes a number of bytes of labels that are executed together, from an offset.
     Bytes(Vec<usize>, u64, u64),
     Read(usize),
-    /// Continues an append that an earlier agent started at the recorded position, or appends all of it.
+    /// Continues an append that an earlier agent started at the recorded position, or appends all bytes.
     Resume(usize),
     Names(usize),
     Settle(usize, bool),
@@ -117,13 +117,13 @@ struct RequestScheduler {
     files: FileWrites,
     /// Files that the agent has open.
     open: BTreeSet<u64>,
-    /// Index in the log: all earlier labels are settled or taken, as far as the agent knows.
+    /// Index in the log: all earlier labels have a recorded result or are taken, as far as the agent knows.
     at: usize,
     /// Next parts for each file that the agent works on, in reverse order.
     work: Vec<Vec<AgentStep>>,
-    /// Groups that follow.
+    /// Groups of labels that the agent executes after the current group.
     rest: Vec<Vec<usize>>,
-    /// Number of labels that are published and not settled.
+    /// Number of labels that are published and have no recorded result.
     open_labels: usize,
     done: Summary,
 }
@@ -214,7 +214,7 @@ impl RequestScheduler {
         self.open_labels += 1;
     }
 
-    /// The application cancels a label that has not begun.
+    /// Cancels a random label that has not begun, as the application does.
     fn cancel(&mut self) {
         let back = place(self.dice.roll(OPEN_MAX as u64));
         let Some(record) = self.log.len().checked_sub(back + 1) else {
@@ -227,7 +227,7 @@ impl RequestScheduler {
         }
     }
 
-    /// Kills the agent, which loses its state. A new agent begins with the first unsettled label.
+    /// Kills the agent, which loses its state. A new agent begins with the first label without a recorded result.
     fn kill(&mut self) {
         self.done.agents += 1;
         self.work.clear();
@@ -301,7 +301,7 @@ impl RequestScheduler {
         }
     }
 
-    /// Returns all parts for labels of one file, in reverse order.
+    /// Returns all parts of the steps for labels of one file, in reverse order.
     fn parts(&mut self, ids: &[usize], is_there: bool) -> Vec<AgentStep> {
         let ops: Vec<ShuffleOp> = ids.iter().map(|&id| self.log[id].op()).collect();
         let mut parts = Vec::new();
@@ -399,7 +399,7 @@ impl RequestScheduler {
         put(file, at, some.into_iter());
     }
 
-    /// Continues an append like `append_again`: the recorded position shows the part that was already written.
+    /// Continues an append like `append_again`: the recorded position determines the part that was already written.
     fn resume(&mut self, which: usize, id: usize) {
         let record = self.log[id].clone();
         let noted = record.noted.unwrap_or(0);
@@ -487,7 +487,7 @@ impl RequestScheduler {
     }
 }
 
-/// Reads a file; `None` if it does not exist.
+/// Returns the content that a label reads; `None` if the file does not exist.
 fn read(files: &FileWrites, record: &LoggedLabel) -> Option<Vec<u64>> {
     let file = files.get(&record.file)?;
     let from = place(record.offset).min(file.len());
@@ -495,7 +495,7 @@ fn read(files: &FileWrites, record: &LoggedLabel) -> Option<Vec<u64>> {
     Some(file[from..to].to_vec())
 }
 
-/// Changes names, and returns whether this was possible.
+/// Executes a label that changes names, and returns whether this was possible.
 fn change_names(files: &mut FileWrites, record: &LoggedLabel) -> bool {
     match record.kind {
         LabelKind::Delete => files.remove(&record.file).is_some(),

@@ -1,4 +1,4 @@
-//! Simulation of a rule during normal operation: every version that clients seal under a matching name triggers it once, and has one
+//! Simulation of a rule during normal operation: every version that clients seal under a matching name triggers the rule once, and has one
 //! result. Alternatively a hook maps files while they are written, together with another hook for the same files.
 
 use crate::node::streaming_not_sealed;
@@ -8,14 +8,14 @@ use tidemill_core::rule::hook::kernel_of;
 
 /// Directory for the results of the rule; the name of each result contains the object of the version.
 pub(crate) const RULED: &str = "ruled";
-/// Kernel of its tasks.
+/// Name of the kernel of the rule's tasks.
 pub(crate) const KERNEL: &str = "sum";
 const RULE: &str = r#"
 name = "ruled"; workdir = "/"; pattern = "[ab]/f?"; retries = 20;
 task = { kernel = "sum"; output = [ "ruled/{batch}" ]; };
 "#;
 
-/// Prefix of the results of the other hook.
+/// Prefix of the names of the other hook's results.
 pub(crate) const LETTER: &str = "x";
 /// Interval at which a kernel looks for new bytes of an input that is still being written, in milliseconds.
 const LOOK_MS: u64 = 40;
@@ -27,7 +27,7 @@ fn hook(name: &str, letter: &str, on: &str) -> String {
     )
 }
 
-/// Returns the kernel of its tasks, as their nodes know it.
+/// Returns the name of the kernel of the rule's tasks, as nodes know it.
 pub(crate) fn kernel(hooks: bool) -> String {
     match hooks {
         true => kernel_of(KERNEL),
@@ -35,7 +35,7 @@ pub(crate) fn kernel(hooks: bool) -> String {
     }
 }
 
-/// Returns the version in the name of a result.
+/// Returns the id of the version that is part of a result's name.
 pub(crate) fn made_for(name: &str) -> &str {
     name.strip_prefix(LETTER).unwrap_or(name)
 }

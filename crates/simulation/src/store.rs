@@ -1,8 +1,8 @@
-//! Objects of a node, in memory. A number stands for the bytes of an object: it identifies them and the number of written bytes.
+//! Objects of a node, in memory. A number stands for the bytes of an object: the number identifies the bytes and their length.
 
 use std::collections::BTreeMap;
 
-/// Content of an object.
+/// Content of an object in a simulated store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ObjectContent {
     /// Placeholder for the bytes: equal numbers are equal bytes.
@@ -36,13 +36,13 @@ pub(crate) enum StoreRefusal {
     Full,
 }
 
-/// Store that survives the death of the node.
+/// Store of a simulated node's objects, which survives the death of the node.
 #[derive(Debug, Default)]
 pub(crate) struct SimulatedStore {
     pub(crate) objects: BTreeMap<u64, SimulatedObject>,
-    /// Whether no more bytes can be written.
+    /// Whether the store accepts no more bytes.
     pub(crate) full: bool,
-    /// Maximum size of bytes that clients can write.
+    /// Maximum number of bytes that clients can write to the store.
     pub(crate) capacity_bytes: Option<u64>,
 }
 
@@ -71,7 +71,7 @@ impl SimulatedStore {
         Ok(object.bytes.size)
     }
 
-    /// Stores bytes as a sealed object, replacing the previous one.
+    /// Stores bytes as a sealed object, replacing the object's previous bytes.
     pub(crate) fn adopt(&mut self, object: u64, bytes: ObjectContent) -> Result<(), StoreRefusal> {
         if self.full {
             return Err(StoreRefusal::Full);

@@ -1,9 +1,9 @@
-//! Suspended nodes: the server asks a node to suspend, and only a process remains that waits for the request to resume.
+//! Suspended nodes: the server asks a node to suspend itself, and only a process remains that waits for the request to resume.
 
 use crate::world::World;
 use tidemill_wire::v1;
 
-/// Longest time for which a node waits until the server has received its report, in milliseconds.
+/// Longest time for which a node waits until the server has received its report that it suspends itself, in milliseconds.
 const LAST_WORD_MS: u64 = 5000;
 /// Longest pause between two manual requests to suspend or resume a node, in milliseconds.
 const PAUSE_MS: u64 = 8000;
@@ -11,7 +11,7 @@ const PAUSE_MS: u64 = 8000;
 const RESUME_MS: u64 = 60_000;
 
 impl World {
-    /// Suspends a node, or resumes it, by a manual request.
+    /// Suspends a random node, or resumes it, by a manual request.
     pub(crate) fn suspend_some(&mut self) {
         let node = self.dice.roll(self.nodes.len() as u64);
         let node = u32::try_from(node).unwrap_or(0);
@@ -67,7 +67,7 @@ impl World {
         }
     }
 
-    /// Requests all nodes to resume.
+    /// Requests all suspended nodes to resume.
     pub(crate) fn resume_all(&mut self) {
         let Some(server) = &self.server else { return };
         for node in &self.nodes {
@@ -75,7 +75,7 @@ impl World {
         }
     }
 
-    /// Checks that every node resumes when it is needed.
+    /// Checks that every node resumes when work needs it.
     pub(crate) fn check_active(&mut self) {
         if !self.suspends {
             return;

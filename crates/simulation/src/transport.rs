@@ -1,4 +1,4 @@
-//! Requests of clients: carries them over a network that loses requests and answers, to the production server and to nodes.
+//! Transport of clients' requests over a network that loses requests and answers, to the production server and to nodes.
 
 use crate::node::fill;
 use crate::port::{OfNode, WorldAnswer, WorldRequest};
@@ -14,7 +14,7 @@ const PATIENCE_MS: u64 = 20_000;
 /// Time after which a disconnected mount counts as dead, in milliseconds.
 const MOUNT_TIMEOUT_MS: u64 = 10_000;
 
-/// Request of a client: the client, its life, its ticket.
+/// Request of a client: the client, its life, the request's ticket.
 type ClientRequest = (usize, u64, u64);
 
 /// Returns whether a request may reach the server twice, as a repeated request of a mount may.
@@ -43,7 +43,7 @@ pub(crate) fn request(session: u64, ops: &[Op]) -> NamesRequest {
 }
 
 impl ClientSlot {
-    /// Records the object that a client now writes.
+    /// Records the object that a client writes from now on.
     fn begins_to_write(&mut self, ops: &[Op], results: &[v1::NameResult]) {
         for (op, result) in ops.iter().zip(results) {
             let ino = match op {
@@ -64,7 +64,7 @@ impl ClientSlot {
 }
 
 impl World {
-    /// Sends a request. Returns whether it was answered at once.
+    /// Sends a request of a client. Returns whether the request was answered at once.
     pub(crate) fn carry(
         &mut self,
         number: usize,
@@ -117,7 +117,7 @@ impl World {
         });
     }
 
-    /// Drops a request or its answer: after a while the client learns that it has no answer.
+    /// Drops a request or its answer: after a while the client learns that it gets no answer.
     fn lose(&mut self, (number, life, ticket): ClientRequest) {
         let wait = 1 + self.dice.roll(PATIENCE_MS);
         self.later(wait, "no answer", move |world| {
@@ -125,7 +125,7 @@ impl World {
         });
     }
 
-    /// Handles a request at the server.
+    /// Executes a request at the server.
     fn serve(&mut self, question: ClientRequest, session: u64, ask: WorldRequest) {
         let (number, life, ticket) = question;
         let Some(server) = &self.server else {
@@ -167,7 +167,7 @@ impl World {
         self.send_answer(question, answer);
     }
 
-    /// Sends an answer of the server.
+    /// Sends an answer of the server to a client.
     pub(crate) fn send_answer(&mut self, question: ClientRequest, answer: WorldAnswer) {
         let (number, life, ticket) = question;
         if self.dice.chance(self.fault_mix.lost) {
@@ -292,7 +292,7 @@ impl World {
         }
     }
 
-    /// Reads an object for a client that has it open, and checks that the content is the sealed one.
+    /// Reads an object for a client that has it open, and checks that its content is the sealed content.
     fn read(&mut self, number: usize, node: usize, object: u64) -> WorldAnswer {
         let read = self.nodes[node].store.read(object);
         match read {
@@ -312,7 +312,7 @@ impl World {
         WorldAnswer::Read
     }
 
-    /// Answers all seals that have been committed.
+    /// Answers the requests of clients for all seals that have been committed.
     pub(crate) fn take_sealed(&mut self) {
         let sealed = std::mem::take(&mut *self.sealed.lock());
         for ((number, life, ticket), result) in sealed {
@@ -331,7 +331,7 @@ impl World {
         }
     }
 
-    /// Kills a client. Another one takes its place after a while.
+    /// Kills a client. Another client takes its place after a while.
     pub(crate) fn kill_client(&mut self, number: usize) {
         self.end_mount(number);
         let slot = &mut self.slots[number];
@@ -350,7 +350,7 @@ impl World {
         });
     }
 
-    /// Gives a mount some time to reconnect.
+    /// Gives a mount some time to reconnect before it counts as dead.
     pub(crate) fn expect_session(&mut self, session: u64) {
         self.later(MOUNT_TIMEOUT_MS, "session ends", move |world| {
             world.end_session(session)
@@ -436,7 +436,7 @@ impl World {
         }
     }
 
-    /// Stops the server's database from growing, or lets it grow again.
+    /// Stops the server's database from growing (`full`), or lets it grow again.
     pub(crate) fn fill_server(&mut self, full: bool) {
         match &self.server {
             Some(server) => server.with_connection(|connection| fill(connection, full)),

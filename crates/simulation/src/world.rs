@@ -30,15 +30,15 @@ use tidemill_server::queue::LabelQueue;
 use tidemill_server::simulated::{self, NodeStream, Simulated, SimulatedOptions, Submitted};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
-/// Interval at which changes by the server itself are looked for, in milliseconds.
+/// Interval at which the simulation looks for changes by the server itself, in milliseconds.
 const LOOK_MS: u64 = 200;
 /// Time after which the replicas on an offline node are recreated, in milliseconds.
 const REPAIR_MS: u64 = 6000;
-/// Interval at which all objects of a node are verified, where some are corrupted, in milliseconds.
+/// Interval at which all objects of a node are verified, in runs that corrupt objects, in milliseconds.
 const SCRUB_MS: u64 = 12_000;
-/// Rate limit of migrations in half of the runs that drain nodes.
+/// Rate limit of migrations in half of the runs that drain nodes, in bytes per second.
 const MOVE_BYTES_PER_SEC: u64 = 20_000;
-/// Interval at which the driver is woken although nothing happened, in milliseconds.
+/// Interval at which the driver is woken even if nothing happened, in milliseconds.
 const DRIVER_LOOK_MS: u64 = 5000;
 /// Number of events that are kept for the report of a failure.
 const TRACE_MAX: usize = 60;
@@ -53,7 +53,7 @@ const POLICIES: [&str; 5] = [
 
 type Act = Box<dyn FnOnce(&mut World)>;
 
-/// Pending event.
+/// Event that happens at a later virtual time.
 struct PendingEvent {
     at: u64,
     order: u64,
@@ -81,7 +81,7 @@ impl Ord for PendingEvent {
     }
 }
 
-/// Connection of one node.
+/// Connection of one node with the server.
 #[derive(Debug)]
 pub(crate) struct Wire {
     pub(crate) node: usize,
@@ -89,24 +89,24 @@ pub(crate) struct Wire {
     suspended: bool,
     /// Server's end, once the server knows the connection.
     pub(crate) link: Option<NodeStream>,
-    /// Arrival time of the last message to the server; `to_node` is the same for the other direction. Later messages arrive later.
+    /// Arrival time of the last message to the server; `to_node` is the same for the other direction. Later messages must arrive later.
     to_server: u64,
     to_node: u64,
 }
 
-/// One client.
+/// One client with its state in the world.
 #[derive(Debug)]
 pub(crate) struct ClientSlot {
     pub(crate) port: Port,
     pub(crate) running: Option<RunningClient>,
     pub(crate) session: u64,
-    /// Number of starts.
+    /// Number of times that the client was started.
     pub(crate) life: u64,
-    /// Object that the client has open for reading, and the life of the server that knows about it.
+    /// Object that the client has open for reading, and the life of the server that knows about the open object.
     pub(crate) holds: Option<(u64, u64)>,
-    /// Inode and object that the client writes, and the node.
+    /// Inode and object that the client writes, and the node that stores the object.
     pub(crate) writes: Option<(u64, u64, u32)>,
-    /// Whether the client writes and reads objects in place.
+    /// Whether the client writes and reads objects directly on the node's device.
     pub(crate) in_place: bool,
 }
 
@@ -114,7 +114,7 @@ pub(crate) struct ClientSlot {
 #[derive(Debug)]
 pub(crate) struct Killed;
 
-/// Simulated cluster; see the module.
+/// Simulated cluster with its pending events.
 pub(crate) struct World {
     pub(crate) now: u64,
     order: u64,
@@ -131,7 +131,7 @@ pub(crate) struct World {
     server_start: u64,
     driver_due: bool,
     policy: String,
-    /// Number of replicas that the server is to make of each version.
+    /// Number of replicas that the server makes of each version.
     pub(crate) replicas: u32,
     /// Source of corrupted objects; `None` if no objects are corrupted.
     pub(crate) bit_rot: Option<Dice>,
@@ -140,7 +140,7 @@ pub(crate) struct World {
     pub(crate) corrupted: BTreeSet<(usize, u64)>,
     /// Whether nodes are drained at random times.
     pub(crate) drains: bool,
-    /// Whether a rule is triggered by the clients' files.
+    /// Whether the clients' files trigger a rule.
     pub(crate) rules: bool,
     /// Whether the rule is a hook.
     pub(crate) hooks: bool,
@@ -152,7 +152,7 @@ pub(crate) struct World {
     pub(crate) bursts: bool,
     burst: TierLimits,
     suspend_after_ms: Option<u64>,
-    /// Number of times that nodes were resumed, set at the end.
+    /// Number of times that nodes were resumed; set at the end of the run.
     pub(crate) resumes: u64,
     /// State of nodes of the memory tier, and of workspaces.
     pub(crate) memory_tier: Option<MemoryTier>,
@@ -162,14 +162,14 @@ pub(crate) struct World {
     pub(crate) broker: Option<Arc<Broker>>,
     pub(crate) nodes: Vec<SimulatedNode>,
     pub(crate) wires: BTreeMap<u64, Wire>,
-    /// Wire of each node.
+    /// Number of each node's connection.
     pub(crate) attached: Vec<Option<u64>>,
     next_wire: u64,
     pub(crate) slots: Vec<ClientSlot>,
     pub(crate) calm: Rc<Cell<bool>>,
     habits: Habits,
     pub(crate) reference: Reference,
-    /// All labels that were ever sent: the node, and the task of the label or the objects that it removes.
+    /// All labels that were ever sent: the node, and the task of the label or the objects that the label removes.
     pub(crate) labels: BTreeMap<u64, (usize, Result<u64, Vec<u64>>)>,
     pub(crate) submissions: Vec<(Submitted, usize, u64, u64)>,
     /// Seals that their node has committed, with the clients that wait for them.
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// Creates all events of the start.
+    /// Schedules the first events of the simulation.
     pub(crate) fn begin(&mut self) {
         time::set(0);
         simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
@@ -307,7 +307,7 @@ impl World {
         }
     }
 
-    /// Makes some of the nodes with disks members of the burst tier, but not the first.
+    /// Makes some of the nodes with disks nodes of the burst tier, but not the first node.
     fn make_bursts(&mut self) {
         let disks = self.nodes.iter_mut().skip(1);
         for node in disks.filter(|one| one.store.capacity_bytes.is_none()) {
@@ -336,7 +336,7 @@ impl World {
         }));
     }
 
-    /// Runs until a time.
+    /// Processes events until a virtual time.
     pub(crate) fn run_until(&mut self, end: u64) {
         while let Some(Reverse(next)) = self.due.peek() {
             if next.at > end {
@@ -371,7 +371,7 @@ impl World {
         self.listen();
     }
 
-    /// Prints an event, if printing is enabled.
+    /// Prints the text of an event, if printing is enabled.
     #[allow(clippy::print_stderr, reason = "a failure is looked for")]
     pub(crate) fn say(&self, what: &str) {
         if self.verbose {
@@ -390,7 +390,7 @@ impl World {
         self.reference.set_now(self.now);
     }
 
-    /// Returns the last events.
+    /// Returns the texts of the last events.
     pub(crate) fn trace(&self) -> String {
         let lines = self
             .trace
@@ -431,8 +431,8 @@ impl World {
         self.take_together();
     }
 
-    /// At random times begins to drain a node, cancels this, or moves all files to one node. The simulation does not wait for the
-    /// end of a drain when the faults stop.
+    /// At random times begins to drain a node, cancels the drain, or moves all files to one node. The simulation does not wait for the end
+    /// of a drain when the faults stop.
     fn drain_some(&mut self) {
         let node = u32::try_from(self.dice.roll(self.nodes.len() as u64)).unwrap_or(0);
         let (moves, cancel) = (self.dice.chance(300), self.dice.chance(400));
@@ -451,7 +451,7 @@ impl World {
         }
     }
 
-    /// Runs the driver.
+    /// Runs the server's driver.
     fn drive(&mut self) {
         let Some(server) = &mut self.server else {
             return;
@@ -512,7 +512,7 @@ impl World {
         });
     }
 
-    /// Sends the waiting messages of a node.
+    /// Sends the waiting messages of a node to the server.
     pub(crate) fn send_from_node(&mut self, node: usize) {
         let messages = self.nodes[node].take_outgoing();
         let Some(wire) = self.attached[node] else {
@@ -590,7 +590,7 @@ impl World {
         self.send_from_node(node);
     }
 
-    /// Cuts a connection: messages on their way are lost, and each side notices it at its own time.
+    /// Breaks a connection: messages on their way are lost, and each side notices the break at its own time.
     pub(crate) fn cut(&mut self, wire: u64) {
         let Some(state) = self.wires.remove(&wire) else {
             return;
@@ -658,7 +658,7 @@ impl World {
         }
     }
 
-    /// Kills the server; its messages on their way to nodes are lost with the connections.
+    /// Kills the server; messages on their way to nodes are lost with the connections.
     pub(crate) fn kill_server(&mut self) {
         let Some(server) = self.server.take() else {
             return;
@@ -786,7 +786,7 @@ impl World {
         self.poll(number);
     }
 
-    /// Runs a client until it waits.
+    /// Runs a client until it waits for an answer.
     pub(crate) fn poll(&mut self, number: usize) {
         loop {
             let slot = &mut self.slots[number];
@@ -814,7 +814,7 @@ impl World {
         }
     }
 
-    /// Delivers an answer to its client, if the client still runs.
+    /// Delivers an answer to its client, if the client that asked still runs.
     pub(crate) fn answer(&mut self, number: usize, life: u64, ticket: u64, answer: WorldAnswer) {
         if self.slots[number].life == life {
             self.slots[number].port.answer(ticket, answer);
@@ -875,7 +875,7 @@ impl World {
         }
     }
 
-    /// Compares the namespace with the reference model.
+    /// Compares the server's namespace with the reference model.
     pub(crate) fn compare(&mut self) {
         if self.multi_writer.is_some() {
             return;

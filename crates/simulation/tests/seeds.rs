@@ -1,4 +1,4 @@
-//! Runs the seeds of `seeds.txt`: some that always run, and those that once showed a defect.
+//! Runs the seeds of `seeds.txt`: seeds that always run, and seeds that once showed a defect.
 
 use std::num::NonZeroUsize;
 use std::ops::Range;
@@ -7,7 +7,7 @@ use tidemill_simulation::{SimulationOptions, run};
 
 const SEEDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/seeds.txt");
 
-/// Parses a line of the file: a range of seeds, the faults that are left out, the number of replicas of versions, and further options.
+/// Parses a line of `seeds.txt`: a range of seeds, the faults that are left out, the number of replicas of versions, and further options.
 fn parse(line: &str) -> Option<(Range<u64>, SimulationOptions)> {
     let line = line.split('#').next()?.trim();
     let mut options = SimulationOptions::default();

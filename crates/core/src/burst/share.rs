@@ -1,17 +1,17 @@
-//! Share of processors between writers and maps: decides when a map may begin while files are written, and how much processor time it gets
-//! on its node then. After a burst, maps get all the time they can use. This module does no I/O.
+//! Share of processors between writers and maps: decides when a map may begin while files are written, and the processor time that the map
+//! gets on its node during the burst. After a burst, maps get all the processor time they can use. This module does no I/O.
 
 use crate::time::{Span, Time};
 
-/// Age up to which an open file delays maps of its node: the burst of such a young file may end in a moment.
+/// Maximum age at which an open file delays the maps of its node: a burst that wrote such a young file may end soon.
 pub const YOUNG: Span = Span::from_secs(1);
-/// Longest delay of a map by young files, because a program that writes one file after the other never pauses.
+/// Maximum delay of a map by young open files: a program that writes one file after the other never pauses.
 pub const HELD_MAX: Span = Span::from_secs(10);
-/// Time without growth of any file after which a burst is over.
+/// Time without growth of any file on a node after which a burst is over.
 const QUIET: Span = Span::from_millis(200);
-/// Maximum processor time that maps may overdraw; the rest is forgotten, so that maps always make progress.
+/// Maximum processor time that maps may overdraw; more overdrawn time is not counted, so that maps always make progress.
 const DEBT_MAX: Span = Span::from_secs(1);
-/// Maximum processor time that maps may save while they rest.
+/// Maximum processor time that maps may save up while they pause.
 const SAVED_MAX: Span = Span::from_millis(20);
 
 /// Returns the time at which the map of a file may begin. `queued` is the time at which it was queued, and `newest` is the opening time of the newest
@@ -23,20 +23,20 @@ pub fn begins(queued: Time, newest: Option<Time>) -> Time {
         .max(queued)
 }
 
-/// Processor time of all maps of a node together.
+/// Processor time budget of all maps of a node together.
 #[derive(Clone, Debug)]
 pub struct ProcessorPace {
     cores: u32,
     /// Time at which a file last grew.
     grew: Option<Time>,
-    /// Earned and unused time, in nanoseconds of one processor; a negative number is overdrawn time.
+    /// Processor time that maps have earned and not used, in nanoseconds of one processor; a negative number is overdrawn time.
     saved: i64,
     /// Time of the last update of `saved`.
     counted: Time,
 }
 
 impl ProcessorPace {
-    /// Returns the state for a node with this number of cores.
+    /// Returns the processor time budget for a node with `cores` cores.
     #[must_use]
     pub fn new(cores: u32) -> Self {
         Self {
@@ -47,7 +47,7 @@ impl ProcessorPace {
         }
     }
 
-    /// Records that a file has grown while it is being written.
+    /// Records that a file on the node has grown while a program writes it.
     pub fn on_grown(&mut self, now: Time) {
         if !self.bursts(now) {
             self.saved = 0;
@@ -56,13 +56,13 @@ impl ProcessorPace {
         self.grew = Some(now);
     }
 
-    /// Returns whether a program is writing.
+    /// Returns whether a program is writing files on the node.
     #[must_use]
     pub fn bursts(&self, now: Time) -> bool {
         self.grew.is_some_and(|grew| now.since(grew) < QUIET)
     }
 
-    /// Records that a map has worked for this time.
+    /// Records that a map has used processor time for the duration `took`.
     pub fn on_worked(&mut self, took: Span, now: Time) {
         if self.bursts(now) {
             let took = i64::try_from(took.0).unwrap_or(i64::MAX);
@@ -71,7 +71,7 @@ impl ProcessorPace {
         }
     }
 
-    /// Returns the time for which a map must rest so that it leaves `leaves` percent of the processors to writers; `None` for no rest.
+    /// Returns the time for which a map must pause so that it leaves `leaves` percent of the processors to writers; `None` for no pause.
     pub fn rest(&mut self, leaves: u8, now: Time) -> Option<Span> {
         let part = u64::from(100 - leaves.min(99)) * u64::from(self.cores);
         if leaves == 0 || !self.bursts(now) {
@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(begins(at(5000), Some(at(100))), at(5000));
     }
 
-    /// Returns the time that maps work if they take all they can get, in pieces of `piece_ms`, while a file grows for a minute.
+    /// Returns the processor time that maps get in work units of `piece_ms` ms, if they take all they may, while a file grows for a minute.
     fn worked(leaves: u8, cores: u32, piece_ms: u64) -> u64 {
         let mut pace = ProcessorPace::new(cores);
         let (mut now, mut worked) = (0, 0);
@@ -128,10 +128,10 @@ mod tests {
     }
 
     proptest! {
-        /// While a file is being written, maps get their share of time and no more. The exception is a piece of work that takes longer than the debt
-        /// that `ProcessorPace` remembers.
+        /// While a file is being written, maps get at most their share of processor time. The exception is a work unit that takes longer
+        /// than the debt that `ProcessorPace` remembers.
         #[test]
-        fn maps_get_their_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
+        fn maps_get_at_most_their_processor_share_while_files_grow(leaves in 1_u8..=99, cores in 1_u32..=4, piece in 1_u64..100) {
             let part = (60_000 * u64::from(100 - leaves) * u64::from(cores) / 100).min(60_000);
             let worked = worked(leaves, cores, piece);
             prop_assert!(worked <= part + piece + 60, "{worked} of {part}");
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn pace_forgets_debt_after_burst() {
+    fn processor_pace_forgets_debt_after_burst() {
         let mut pace = ProcessorPace::new(1);
         pace.on_grown(at(0));
         assert_eq!(pace.rest(90, at(0)), None);

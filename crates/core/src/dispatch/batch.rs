@@ -1,6 +1,6 @@
-//! Batches of tasks: the first tasks of a line, for a policy that places several tasks together. Its effects are actions of the dispatcher.
+//! Batches of tasks: the first tasks of a ready queue, for a policy that places several tasks together. Effects are dispatcher actions.
 //!
-//! A batch has no more tasks than queues surely have places for, so the tasks that wait longest are still sent first.
+//! A batch has at most as many tasks as node queues have free places, so the tasks that wait longest are still sent first.
 
 use super::cost_view::CostView;
 use super::place::{PlacementChoice, TaskReads, policy_of, request};
@@ -10,11 +10,11 @@ use crate::id::TaskId;
 use crate::policy::{Candidate, PlacementQuestion};
 use crate::time::Span;
 
-/// Maximum number of candidates that a policy sees for all tasks of a batch together, except for the first two tasks.
+/// Maximum number of candidate nodes that a policy sees for all tasks of a batch together, except for the first two tasks.
 const CANDIDATES_MAX: usize = 1 << 16;
 
 impl Dispatcher {
-    /// Returns the first tasks of a line, if their policy places several together and there are several.
+    /// Returns the first tasks of a ready queue, if their policy places several tasks together and the queue has several tasks.
     pub(super) fn batch(
         &mut self,
         line: ReadyQueue,
@@ -56,7 +56,7 @@ impl Dispatcher {
         tasks
     }
 
-    /// Asks the policy of some tasks for nodes for all of them, and sends each task or puts it in line. Returns whether all were sent.
+    /// Asks the policy of some tasks for a node for each task, and sends or queues each task. Returns whether all tasks were sent.
     pub(super) fn place_together(&mut self, tasks: &[TaskId], turn: &mut Turn<'_>) -> bool {
         let news = self.news;
         for &id in tasks {

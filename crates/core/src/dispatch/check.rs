@@ -1,4 +1,4 @@
-//! Invariants between events, for tests. A release build checks nothing.
+//! Checks of the dispatcher's invariants between events, for tests. A release build checks nothing.
 
 use super::task::is_end;
 use super::{DispatchedTask, Dispatcher, Presence, ReadyQueue};
@@ -6,10 +6,10 @@ use crate::event::{JobState, Origin, Role, TaskState};
 use crate::id::TaskId;
 
 impl Dispatcher {
-    /// Checks every invariant of the state; takes time in proportion to the whole state.
+    /// Checks every invariant of the dispatcher's state; takes time in proportion to the size of the state.
     ///
     /// # Panics
-    /// If an invariant is violated; the message names it.
+    /// If an invariant is violated; the panic message names the invariant.
     pub fn check(&self) {
         for (&id, task) in self.tasks.iter() {
             self.check_task(id, task);
@@ -207,7 +207,7 @@ impl Dispatcher {
         }
     }
 
-    /// Checks cheaply that every label in a queue is known, in time proportional to the number of nodes.
+    /// Returns whether every label in a node's queue is known; takes time in proportion to the number of nodes.
     pub(super) fn labels_add_up(&self) -> bool {
         let queued: usize = self
             .nodes

@@ -1,9 +1,9 @@
-//! Classes of tasks: decides on which nodes a task can run at all. These are the nodes that offer the task's needs, have its programs
-//! and are not being drained.
+//! Classes of tasks: decides on which nodes a task can run at all. A node can run a task if it offers the resources that the task needs,
+//! has the task's programs and is not being drained.
 //!
-//! Tasks with equal requirements form a class. The nodes that a class excludes are determined once. They are updated only when a
-//! node connects, disconnects, changes its offers, or gains or loses a program. So most tasks, which need only one core, cost nothing
-//! here.
+//! Tasks with equal requirements form a class. The nodes that a class excludes are determined once. They are updated only when a node
+//! connects, disconnects, changes its offers, or gains or loses a program. So this check costs nothing for most tasks, which need only one
+//! core.
 
 use super::nodes::Nodes;
 use super::{Dispatcher, ReadyQueue, Turn};
@@ -13,7 +13,7 @@ use crate::label::{Failure, FailureKind};
 use crate::resources::{Needs, Offers, TaskRequirements};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// First words of the message about a task that waits for the node on which it is to run.
+/// First words of the message about a task that can run only on a node that is not available.
 pub const ASIDE: [&str; 2] = [
     "it is pinned to node",
     "no node that is up can run it; it waits for node",
@@ -28,17 +28,17 @@ impl ClassNumber {
     pub(super) const MAX: Self = Self(u32::MAX);
 }
 
-/// All classes that have tasks, and the known programs of nodes.
+/// All classes that have tasks, and the programs that nodes have reported.
 #[derive(Debug, Default)]
 pub(super) struct Classes {
     numbers: BTreeMap<TaskRequirements, ClassNumber>,
     known: BTreeMap<ClassNumber, Class>,
     next: u32,
-    /// Programs that online nodes have reported, and whether they have them.
+    /// Programs that online nodes have reported, with whether the program exists on the node.
     programs: BTreeMap<NodeId, BTreeMap<String, bool>>,
     /// Nodes that are being drained and get no tasks.
     emptied: BTreeSet<NodeId>,
-    /// Counter of changes that may affect which nodes can run a class.
+    /// Counter of changes that may affect which nodes can run the tasks of a class.
     news: u64,
 }
 
@@ -46,15 +46,15 @@ pub(super) struct Classes {
 struct Class {
     wants: TaskRequirements,
     tasks: usize,
-    /// Online nodes that can't run the class, in order, for the value of `news`.
+    /// Online nodes that can't run tasks of the class, in order of ids, as of the value of `news`.
     barred: Vec<NodeId>,
-    /// Whether an online storage node can run the class.
+    /// Whether any online storage node can run tasks of the class.
     open: bool,
     news: Option<u64>,
 }
 
 impl Classes {
-    /// Returns the class of a new task.
+    /// Adds a new task to its class and returns the number of the class.
     pub(super) fn enter(&mut self, wants: TaskRequirements) -> ClassNumber {
         let number = *self.numbers.entry(wants).or_insert_with_key(|wants| {
             let number = ClassNumber(self.next);
@@ -75,7 +75,7 @@ impl Classes {
         number
     }
 
-    /// Removes a task from a class, and the class with its last task.
+    /// Removes a task from its class, and the class with its last task.
     pub(super) fn leave(&mut self, number: ClassNumber) {
         let Some(class) = self.known.get_mut(&number) else {
             return;
@@ -88,7 +88,7 @@ impl Classes {
         }
     }
 
-    /// Returns the programs that a node has reported to have.
+    /// Returns the programs that a node has reported as installed.
     pub(super) fn programs_on(&self, node: NodeId) -> Vec<String> {
         let known = self.programs.get(&node).into_iter().flatten();
         let has = known.filter(|(_, has)| **has);
@@ -99,7 +99,7 @@ impl Classes {
         self.known.get(&number).map(|class| &class.wants)
     }
 
-    /// Updates the nodes that a class excludes, if they may have changed.
+    /// Updates the nodes that a class excludes, if offers, programs or draining of nodes have changed.
     fn renew(&mut self, number: ClassNumber, nodes: &Nodes) {
         let (programs, emptied, news) = (&self.programs, &self.emptied, self.news);
         let Some(class) = self.known.get_mut(&number) else {
@@ -120,14 +120,14 @@ impl Classes {
         }
     }
 
-    /// Returns the online nodes that can't run tasks of a class, in order.
+    /// Returns the online nodes that can't run tasks of a class, in order of ids.
     pub(super) fn barred(&mut self, number: ClassNumber, nodes: &Nodes) -> &[NodeId] {
         self.renew(number, nodes);
         let class = self.known.get(&number);
         class.map_or(&[], |class| class.barred.as_slice())
     }
 
-    /// Returns whether a class excludes a node, according to the last update.
+    /// Returns whether a class excludes a node, as of the last update.
     fn bars(&self, number: ClassNumber, node: NodeId) -> bool {
         let class = self.known.get(&number);
         class.is_some_and(|class| class.barred.binary_search(&node).is_ok())
@@ -144,14 +144,14 @@ fn can(
 }
 
 impl Dispatcher {
-    /// Returns the needs of a task; an unknown task needs one core.
+    /// Returns the resources that a task needs; an unknown task needs one core.
     pub(super) fn needs(&self, id: TaskId) -> Needs {
         let task = self.tasks.get(&id);
         task.map_or_else(Needs::default, |task| task.spec.needs.clone())
     }
 
-    /// Returns whether some storage nodes are online and none of them can run tasks of a class. If none is online, the only message is
-    /// that none is.
+    /// Returns whether storage nodes are online and none of them can run tasks of a class. If no storage node is online, only that is
+    /// reported.
     pub(super) fn has_nowhere(&mut self, class: ClassNumber) -> bool {
         self.classes.renew(class, &self.nodes);
         let open = self
@@ -168,7 +168,7 @@ impl Dispatcher {
         barred.binary_search(&node).is_ok()
     }
 
-    /// Returns whether a task of a class could run on an online node, for checks.
+    /// Returns whether a task of a class could run on an online node, for checks of invariants.
     pub(super) fn could_run(&self, class: ClassNumber, id: TaskId) -> bool {
         let pinned = self.task(id).spec.node;
         let up = self.nodes.iter().filter(|(_, node)| node.up());
@@ -184,8 +184,8 @@ impl Dispatcher {
         })
     }
 
-    /// Returns whether a suspended node could run tasks of a class, according to its offers. A program that the node has not reported
-    /// may exist.
+    /// Returns whether a suspended node could run tasks of a class, according to the node's offers. A program that the node has not
+    /// reported may exist.
     pub(super) fn could_run_resumed(&self, class: ClassNumber, id: NodeId) -> bool {
         let Some((wants, node)) = self.classes.wants(class).zip(self.nodes.get(&id)) else {
             return false;
@@ -232,7 +232,7 @@ impl Dispatcher {
         }
     }
 
-    /// Handles the start or end of draining a node.
+    /// Records that the draining of a node has started or ended.
     pub(super) fn on_emptied(&mut self, node: NodeId, emptied: bool) {
         let changed = if emptied {
             self.classes.emptied.insert(node)
@@ -249,7 +249,7 @@ impl Dispatcher {
         self.classes.programs.remove(&node);
     }
 
-    /// Handles a node that has connected, disconnected or changed its offers: tasks that wait for its resources are placed again.
+    /// Handles a node that has connected, disconnected or changed its offers: places the tasks that wait for the node's resources again.
     pub(super) fn offers_changed(&mut self, id: NodeId) {
         self.classes.news += 1;
         let classes: BTreeSet<ClassNumber> = self
@@ -291,7 +291,7 @@ impl Dispatcher {
         self.touch(id);
     }
 
-    /// Schedules tasks of a line to be placed again.
+    /// Schedules the tasks of a ready queue that `wanted` selects to be placed again.
     fn freshen(&mut self, line: ReadyQueue, wanted: impl Fn(ClassNumber) -> bool) {
         let members = self.lines.get(&line).into_iter().flatten();
         let members = members.filter(|(_, task)| wanted(self.task(*task).class));
@@ -301,7 +301,7 @@ impl Dispatcher {
         }
     }
 
-    /// Puts aside a ready task that no online node can run, and reports this once.
+    /// Puts aside a ready task that no online node can run, and reports this once per task.
     pub(super) fn put_aside(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let class = self.task(id).class;
         self.join_line(ReadyQueue::Barred(class), id);

@@ -14,25 +14,25 @@ use crate::score::Weights;
 use crate::time::{Span, Time};
 use std::iter::Peekable;
 
-/// Number of storage nodes up to which examining all is less work than keeping them in order.
+/// Number of storage nodes up to which examining all nodes is less work than keeping the nodes in order.
 const SCAN_MAX: usize = 16;
 
-/// View of the cluster for one task.
+/// View of the cluster for placing one task.
 #[derive(Debug)]
 pub(super) struct CostView<'a> {
     nodes: &'a mut Nodes,
     costs: TaskCosts<'a>,
     now: Time,
-    /// Nodes that can't run the task, that failed it before, or that are full of data, in order of ids. If no other storage node is
-    /// online, only those that can't run the task.
+    /// Nodes that can't run the task, that failed it before, or that are full of data, in order of ids. If no other storage node is online,
+    /// only the nodes that can't run the task.
     unfit: Vec<NodeId>,
     lists: ViewLists,
 }
 
-/// Reused lists of a view.
+/// Lists that one view after the other reuses.
 #[derive(Debug, Default)]
 pub(super) struct ViewLists {
-    /// Result of the last query.
+    /// Candidates that the last query returned.
     shown: Vec<Candidate>,
     found: Vec<NodeId>,
 }
@@ -46,18 +46,18 @@ struct TaskCosts<'a> {
     runs: &'a KernelRuns,
     pooled: Option<Span>,
     earliest: Span,
-    /// Last computed transfer: bytes, rate and time. Most nodes fetch the same bytes at the same rate.
+    /// Last computed transfer of inputs: bytes, rate and time. Most nodes fetch the same bytes at the same rate.
     fetched: (u64, u64, Span),
 }
 
 impl TaskCosts<'_> {
-    /// Returns whether the task needs one core and nothing else, so that it waits as long as all other tasks.
+    /// Returns whether the task needs one core and nothing else, so that it waits on a node as long as any other such task.
     fn is_plain(&self) -> bool {
         self.needs.cores == 1 && self.needs.only_cores()
     }
 
-    /// Returns the candidate of a node. `local_bytes` is the size of the inputs on the node, and `own` is its own mean run, if it
-    /// has one.
+    /// Returns the costs of the task on a node as a candidate. `local_bytes` is the size of the inputs on the node, and `own` is the node's
+    /// own mean run time, if the node has run the kernel.
     fn on(
         &mut self,
         (id, node): (NodeId, &NodeState),
@@ -99,8 +99,8 @@ impl TaskCosts<'_> {
 }
 
 impl<'a> CostView<'a> {
-    /// Returns the view for a task. `earliest` is the time until which the task waits in any case; `barred` nodes can't run it, in
-    /// order.
+    /// Returns the view for a task. `earliest` is the time until which the task waits in any case; the nodes `barred`, in order of ids,
+    /// can't run the task.
     pub(super) fn new(
         nodes: &'a mut Nodes,
         learned: &'a Learned,
@@ -139,7 +139,7 @@ impl<'a> CostView<'a> {
         }
     }
 
-    /// Returns the costs of the task on a node; `None` if it must not run on it.
+    /// Returns the costs of the task on a node; `None` if the task must not run on the node.
     pub(super) fn candidate(&mut self, id: NodeId) -> Option<Candidate> {
         if self.unfit.binary_search(&id).is_ok() {
             return None;
@@ -158,12 +158,12 @@ impl<'a> CostView<'a> {
         }
     }
 
-    /// Returns the lists for reuse.
+    /// Returns the lists of the view, to reuse them for the next task.
     pub(super) fn into_lists(self) -> ViewLists {
         self.lists
     }
 
-    /// Returns the nodes that were found, and the storage nodes that hold inputs.
+    /// Returns the nodes that the query found, and the storage nodes that hold inputs of the task.
     fn show_with_holders(&mut self) -> &[Candidate] {
         self.lists.shown.clear();
         let local = self.costs.reads.local.iter();
@@ -178,12 +178,12 @@ impl<'a> CostView<'a> {
     }
 }
 
-/// Returns whether a node differs from the others by more than its load.
+/// Returns whether a node differs from other nodes by more than its load.
 fn apart(id: NodeId, reads: &TaskReads, unfit: &[NodeId]) -> bool {
     reads.held(id) > 0 || unfit.binary_search(&id).is_ok()
 }
 
-/// Returns the value of a node in a series in the order of nodes, and skips earlier nodes.
+/// Returns the value of node `id` in a series in order of node ids, and skips the values of earlier nodes.
 fn at<'a, V>(
     series: &mut Peekable<impl Iterator<Item = (&'a NodeId, &'a V)>>,
     node: NodeId,

@@ -1,4 +1,4 @@
-//! Demand for nodes: determines which suspended nodes are needed, and which online nodes are not. This module changes nothing.
+//! Demand for nodes: determines which suspended nodes are needed, and which online nodes are not needed. This module changes nothing.
 
 use super::class::ClassNumber;
 use super::node::{Presence, expected_run};
@@ -10,14 +10,14 @@ use crate::object::Placed;
 use crate::time::{Span, Time};
 use std::collections::BTreeSet;
 
-/// Demand for nodes.
+/// Demand of all tasks for online and suspended nodes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Demand {
     /// Suspended nodes that have data or programs for waiting work.
     pub wanted: BTreeSet<NodeId>,
-    /// Nodes that have labels, or inputs of a job that has not ended.
+    /// Nodes that have labels or inputs of an unfinished job.
     pub used: BTreeSet<NodeId>,
-    /// Core time that all ready and sent tasks take on storage nodes.
+    /// Core time that all ready and sent tasks need on storage nodes.
     pub work: Span,
     /// Number of cores of the online storage nodes.
     pub cores: u64,
@@ -26,7 +26,7 @@ pub struct Demand {
 }
 
 impl Dispatcher {
-    /// Returns the current demand. It takes time in proportion to the tasks that have not ended, so it should only be called at intervals.
+    /// Returns the current demand for nodes. Takes time in proportion to the number of unfinished tasks; call it only at intervals.
     #[must_use]
     pub fn demand(&self, now: Time) -> Demand {
         let mut demand = Demand::default();
@@ -66,7 +66,7 @@ impl Dispatcher {
         demand
     }
 
-    /// Returns the expected core time of a waiting task, wherever it runs.
+    /// Returns the expected core time of a waiting task on any node, in nanoseconds.
     fn expected_of_ready(&self, id: TaskId) -> u64 {
         let task = self.task(id);
         let inputs = (0..task.spec.inputs.len()).filter_map(|index| {
@@ -80,7 +80,7 @@ impl Dispatcher {
             .saturating_mul(u64::from(task.spec.needs.cores.max(1)))
     }
 
-    /// Adds suspended nodes that could run the tasks of a line: one of them is wanted if no online node can.
+    /// Adds the suspended nodes that could run the tasks of a ready queue: one of these nodes is wanted if no online node can run them.
     fn demand_space(
         &self,
         line: ReadyQueue,
@@ -110,7 +110,7 @@ impl Dispatcher {
         }
     }
 
-    /// Adds the nodes of an input: its node is used if the input can be read, and wanted otherwise.
+    /// Adds the nodes of a task's input: the node counts as used if the input can be read, and as wanted otherwise.
     fn demand_input(&self, placed: Placed, selection: &Selection, demand: &mut Demand) {
         if let Some(parts) = self.replicas.selected(placed.object, selection) {
             for (part, _) in parts {

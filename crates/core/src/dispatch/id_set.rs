@@ -1,8 +1,8 @@
-//! Set of nodes in the order of their ids, with fast access by index. Few nodes are added or removed, and many are looked up.
+//! Set of nodes in order of their ids, with fast access by index: nodes are rarely added or removed, and often looked up.
 
 use crate::id::NodeId;
 
-/// Set of nodes.
+/// Set of nodes in order of their ids.
 #[derive(Debug, Default)]
 pub(super) struct Roll {
     ids: Vec<NodeId>,
@@ -37,19 +37,19 @@ impl Roll {
         self.ids.iter()
     }
 
-    /// Returns the nodes after `last`, then all from the first on.
+    /// Returns the nodes after `last`, then all nodes from the first one on.
     pub(super) fn turn(&self, last: Option<NodeId>) -> impl Iterator<Item = &NodeId> {
         let passed = last.map_or(0, |last| self.ids.partition_point(|&id| id <= last));
         self.ids[passed..].iter().chain(&self.ids)
     }
 
-    /// Returns the number of nodes that are not in `without`, which is in order.
+    /// Returns the number of nodes of the set that are not in `without`, which is in order of ids.
     pub(super) fn count(&self, without: &[NodeId]) -> usize {
         let left_out = without.iter().filter(|id| self.contains(id));
         self.len() - left_out.count()
     }
 
-    /// Returns a node that is not in `without`, which is in order, by its index among such nodes.
+    /// Returns the node at an index among the nodes of the set that are not in `without`, which is in order of ids.
     pub(super) fn nth(&self, index: usize, without: &[NodeId]) -> Option<NodeId> {
         let mut place = index;
         for id in without {
@@ -71,7 +71,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn roll_indexes_like_a_list_without_excluded_nodes(
+        fn id_set_indexes_like_a_list_without_excluded_nodes(
             all in proptest::collection::btree_set(0_u32..20, 0..20),
             without in proptest::collection::btree_set(0_u32..20, 0..20),
             last in proptest::option::of(0_u32..20),

@@ -1,7 +1,7 @@
-//! Tasks from Waiting to Ready: decides whether a task's inputs are available, and handles missing ones. Its effects are actions of the
+//! Tasks from Waiting to Ready: decides whether a task's inputs are available, and handles missing inputs. Effects are actions of the
 //! dispatcher.
 //!
-//! An input on a node that is down is recomputed if a task of the same job wrote it and that task's own inputs are available,
+//! An input on an offline node is recomputed if a task of the same job wrote the input and that task's own inputs are available,
 //! recursively (lineage-based recovery); otherwise the task waits until the node is online again.
 
 use super::small_map::ShortMap;
@@ -15,16 +15,16 @@ use crate::object::Placed;
 use std::collections::BTreeSet;
 use std::ops::RangeFrom;
 
-/// Obstacles of a task.
+/// Obstacles that keep a task from being ready.
 #[derive(Debug, Default)]
 struct Obstacles {
-    /// Inputs that can be read.
+    /// Inputs of the task that can be read now.
     placed: Vec<Placed>,
-    /// Tasks whose outputs do not exist yet.
+    /// Tasks whose outputs the task reads and which do not exist yet.
     missing: ShortMap<TaskId>,
     /// Tasks whose outputs are on a node that is not online, with the input's name and the node.
     lost: Vec<(TaskId, String, NodeId)>,
-    /// Input on a node that is not online, if there is one.
+    /// Name and node of an input on a node that is not online, if any.
     stranded: Option<(String, NodeId)>,
     /// Dependency that will never be met: the input's path and the task that failed.
     hopeless: Option<(String, TaskId)>,
@@ -46,13 +46,13 @@ impl Dispatcher {
         placed.object == ObjectId::STATUS || self.has(nearest)
     }
 
-    /// Returns whether a node is up and still has the object.
+    /// Returns whether a node is online and still has the object.
     fn has(&self, placed: Placed) -> bool {
         self.up(placed.node) && !self.replicas.is_missing(placed.object, placed.node)
     }
 
-    /// Returns a sealed object at a location from which the selection can be read now, if there is such a location. An object that consists
-    /// of parts gets the location of the first part that can't be read, or else of the first part.
+    /// Returns the object with a location from which the selection can be read now, if such a location exists. An object that consists of
+    /// parts gets the location of the first part that can't be read, or else of the first part.
     pub(super) fn nearest(&self, placed: Placed, selection: &Selection) -> Placed {
         if let Some(parts) = self.replicas.selected(placed.object, selection) {
             let parts = parts.into_iter();
@@ -73,7 +73,7 @@ impl Dispatcher {
         Placed { node, ..placed }
     }
 
-    /// Returns whether the availability of the selection of this input may depend on that node.
+    /// Returns whether the availability of the selection of an input may depend on `node`.
     pub(super) fn is_on(&self, placed: Placed, selection: &Selection, node: NodeId) -> bool {
         if let Some(parts) = self.replicas.selected(placed.object, selection) {
             let mut parts = parts.into_iter();
@@ -83,7 +83,7 @@ impl Dispatcher {
         placed.node == node || replicas.any(|replica| replica == node)
     }
 
-    /// Returns the number of bytes that are selected of an object.
+    /// Returns the number of bytes of an object that the selection covers.
     pub(super) fn bytes_of(&self, placed: Placed, selection: &Selection) -> u64 {
         if selection.is_whole() {
             return placed.size;
@@ -94,13 +94,13 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the selection of an input of a task.
+    /// Returns the selection of the task's input with this index.
     pub(super) fn selection(&self, id: TaskId, index: usize) -> &Selection {
         let input = self.task(id).spec.inputs.get(index);
         input.map_or(&Selection::WHOLE, |input| &input.selection)
     }
 
-    /// Returns the sealed object of an input, if there is one.
+    /// Returns the sealed object of the task's input with this index, if it is sealed.
     pub(super) fn input(&self, id: TaskId, index: usize) -> Option<Placed> {
         let task = self.task(id);
         match task.spec.inputs.get(index)?.origin {
@@ -116,7 +116,7 @@ impl Dispatcher {
         }
     }
 
-    /// Determines the state of idle tasks: makes them Ready, leaves them Waiting with the reason, or cancels them.
+    /// Determines the state of tasks that no node has: makes them Ready, leaves them Waiting with the reason, or cancels them.
     pub(super) fn settle(&mut self, first: TaskId, turn: &mut Turn<'_>) {
         let mut pending = vec![first];
         while let Some(id) = pending.pop() {
@@ -218,7 +218,7 @@ impl Dispatcher {
         found
     }
 
-    /// Returns whether a done task with lost outputs can be run again: its inputs are available, or can be recomputed themselves.
+    /// Returns whether a done task with lost outputs can be run again: its inputs are available, or can be recomputed.
     fn can_redo(&self, id: TaskId) -> bool {
         let mut seen = BTreeSet::new();
         let mut pending = vec![id];
@@ -257,7 +257,7 @@ impl Dispatcher {
         true
     }
 
-    /// Reopens a done task to be run again.
+    /// Reopens a done task so that it is run again.
     fn redo(&mut self, id: TaskId, lost: NodeId, turn: &mut Turn<'_>) {
         let message = format!(
             "its outputs are on node {lost}, which is down or where they are corrupt, and are still needed; it is run again"
@@ -282,8 +282,8 @@ impl Dispatcher {
         }
     }
 
-    /// Returns tasks that were to be run again to Done if their outputs are available after all or no task needs them any more. Tasks that
-    /// a node has are left to it.
+    /// Returns tasks that were to be run again to Done if their outputs are available after all or no task needs the outputs any more.
+    /// Tasks that a node already has keep running.
     pub(super) fn restore_redone(&mut self, turn: &mut Turn<'_>) {
         loop {
             let restored: Vec<TaskId> = self
@@ -317,7 +317,7 @@ impl Dispatcher {
         task.idle() && (reachable() || !needed())
     }
 
-    /// Returns a reopened task to its earlier result.
+    /// Restores the earlier result of a reopened task.
     pub(super) fn restore(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         self.redone.remove(&id);
         self.stranded.remove(&id);
@@ -329,13 +329,13 @@ impl Dispatcher {
         self.release_dependents(id, turn);
     }
 
-    /// Returns the tasks that read a task's outputs.
+    /// Returns the tasks that read the outputs of a task.
     pub(super) fn dependents(&self, id: TaskId) -> Vec<TaskId> {
         self.task(id).dependents.keys().collect()
     }
 
-    /// Returns the next dependent of a task. Tasks and their dependents do not change after their job was added, so that none is missed
-    /// whatever the caller does in between.
+    /// Returns the next dependent of a task. Tasks and their dependents do not change after their job was added, so the caller sees every
+    /// dependent whatever it changes in between.
     pub(super) fn next_dependent(
         &self,
         id: TaskId,
@@ -344,7 +344,7 @@ impl Dispatcher {
         self.task(id).dependents.nth_key(places.next()?)
     }
 
-    /// Informs the tasks that wait for a task that its outputs exist.
+    /// Informs the tasks that wait for task `id` that its outputs exist.
     pub(super) fn release_dependents(&mut self, id: TaskId, turn: &mut Turn<'_>) {
         let mut dependents = 0..;
         while let Some(other) = self.next_dependent(id, &mut dependents) {
@@ -359,7 +359,7 @@ impl Dispatcher {
         }
     }
 
-    /// Ends a task as failed, together with all dependent tasks that no node has. Tasks that a node has either read an earlier
+    /// Ends a task as failed, together with all dependent tasks that no node has. Dependent tasks that a node has either read an earlier
     /// result, or the node reports their failure.
     pub(super) fn abandon(
         &mut self,
@@ -388,7 +388,7 @@ impl Dispatcher {
         self.restore_redone(turn);
     }
 
-    /// Ends a task that no node has.
+    /// Ends a task that no node has, with the given final state.
     pub(super) fn end_task(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
         self.stranded.remove(&id);
         self.redone.remove(&id);
@@ -418,8 +418,8 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a gained or lost replica. Tasks that waited for a node may now get their input from another node, and ready tasks may
-    /// have to wait again.
+    /// Handles a gained or lost replica of an object. Tasks that waited for a node may now read their input from another node, and ready
+    /// tasks may have to wait again.
     pub(super) fn on_copied(
         &mut self,
         object: ObjectId,

@@ -1,4 +1,4 @@
-//! Jobs: handling of submission, restoration after a restart, cancellation and forgetting.
+//! Jobs: handling of submission, restoration after a restart, cancellation and deletion.
 
 use super::task::{SentLabel, is_end};
 use super::{DispatchedJob, DispatchedTask, Dispatcher, INSTANCES, Presence, Turn, UNKNOWN_RUN};
@@ -84,7 +84,7 @@ impl Dispatcher {
         self.ending.insert(id, ());
     }
 
-    /// Returns the name of an existing policy, and creates the policy at its first use.
+    /// Returns the name of an existing policy for a job, and creates the policy at its first use.
     fn known_policy(&mut self, name: Option<String>) -> String {
         let Some(name) = name else {
             return self.config.policy.clone();
@@ -101,7 +101,7 @@ impl Dispatcher {
         }
     }
 
-    /// Records tasks with their dependencies and with the paths that they wait for.
+    /// Records tasks with their dependencies and with the file paths that the tasks wait for.
     fn link(&mut self, tasks: &[TaskId]) {
         for &id in tasks {
             let open = !is_end(self.task(id).state);
@@ -123,8 +123,8 @@ impl Dispatcher {
         }
     }
 
-    /// Resumes the labels that were outstanding before a restart. A label whose inputs can't be determined any more is aborted and its task
-    /// placed again.
+    /// Resumes the labels that were outstanding before a restart. A label whose inputs can't be determined any more is aborted, and its
+    /// task is placed again.
     fn bring_back(
         &mut self,
         job: JobId,
@@ -236,7 +236,7 @@ impl Dispatcher {
         });
     }
 
-    /// Aborts a live label. It keeps its place in the queue until its node reports its end.
+    /// Aborts a live label. The label keeps its place in the node's queue until the node reports its end.
     pub(super) fn abort(&mut self, label: LabelId, turn: &mut Turn<'_>) {
         let Some(issued) = self.labels.get_mut(&label) else {
             return;
@@ -253,7 +253,7 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets a job that has ended, and returns whether it existed. Its outstanding outcomes are discarded when they arrive.
+    /// Deletes a job that has ended, and returns whether the job existed. Outcomes of its labels that arrive later are discarded.
     pub fn forget(&mut self, id: JobId) -> bool {
         if self
             .jobs

@@ -42,7 +42,7 @@ impl Dispatcher {
         self.release_dependents(id, turn);
     }
 
-    /// Returns the layouts of its outputs, or the reason for which they can't be joined.
+    /// Returns the layouts of the joined outputs, or the reason for which the outputs can't be joined.
     fn joined(&self, id: TaskId) -> Result<Vec<StripedLayout>, String> {
         let task = self.task(id);
         let (source, made) = match task.ready_inputs.split_first() {

@@ -1,5 +1,5 @@
-//! Maintenance tasks: labels that belong to no job, such as removals and replicas. They belong to one node even if it is lost, and take no core of
-//! it; so they are in no line and in no estimate.
+//! Maintenance tasks: labels that belong to no job, such as removals and replicas. A maintenance task belongs to one node even if the node
+//! is lost, and takes no core of the node; so it is in no ready queue and in no estimate.
 
 use super::{
     COPY_LABELS_BYTES_MAX, COPY_LABELS_MAX, COPY_LABELS_MIN, Dispatcher, MAINTENANCE_TASKS_MAX,
@@ -8,11 +8,11 @@ use crate::id::{LabelId, NodeId};
 use crate::label::{Label, Lane, Operation, Owner};
 use std::collections::BTreeMap;
 
-/// Maintenance tasks under way.
+/// Maintenance tasks that were sent and have not ended.
 #[derive(Debug, Default)]
 pub(super) struct MaintenanceTasks {
     labels: BTreeMap<LabelId, (NodeId, Lane, u64)>,
-    /// Number of maintenance tasks, and the bytes that are being copied.
+    /// Number of maintenance tasks per node and lane, and the bytes that they copy.
     sums: BTreeMap<(NodeId, Lane), (usize, u64)>,
 }
 
@@ -33,7 +33,7 @@ impl MaintenanceTasks {
         self.labels.contains_key(&id)
     }
 
-    /// Records the end of a maintenance task on a node. Returns whether it was under way there.
+    /// Records the end of a maintenance task on a node. Returns whether the task was sent to this node.
     pub(super) fn end(&mut self, id: LabelId, on: NodeId) -> bool {
         let Some(&(node, lane, bytes)) = self.labels.get(&id).filter(|(node, ..)| *node == on)
         else {
@@ -46,7 +46,7 @@ impl MaintenanceTasks {
         true
     }
 
-    /// Returns whether a maintenance task is under way on a node.
+    /// Returns whether a maintenance task was sent to a node and has not ended.
     pub(super) fn any(&self, node: NodeId) -> bool {
         let mut lanes = Lane::ALL.into_iter();
         lanes.any(|lane| self.sum(node, lane).0 > 0)
@@ -58,8 +58,8 @@ impl MaintenanceTasks {
 }
 
 impl Dispatcher {
-    /// Returns whether a node takes another maintenance task of this lane now. It takes so many replicas that it never waits for the next one.
-    /// Verifications leave space for removals.
+    /// Returns whether a node accepts another maintenance task of this lane now. The limit for replicas is so high that the node never
+    /// waits for the next replica. Verifications leave places for removals.
     #[must_use]
     pub fn takes_maintenance_task(&self, node: NodeId, lane: Lane) -> bool {
         let (replicas, bytes) = self.maintenance_tasks.sum(node, Lane::Copy);
@@ -76,12 +76,12 @@ impl Dispatcher {
         takes && self.up(node)
     }
 
-    /// Records a maintenance task that is under way since before a restart.
+    /// Records a maintenance task that was sent before a restart of the server.
     pub(super) fn on_maintenance_sent(&mut self, node: NodeId, id: LabelId, operation: &Operation) {
         self.maintenance_tasks.add(id, node, operation);
     }
 
-    /// Sends a maintenance task, or drops it if it can't be sent now: the driver then asks again.
+    /// Sends a maintenance task, or drops it if the node can't accept it now: the driver then sends the event again.
     pub(super) fn on_maintenance_task(&mut self, node: NodeId, owner: Owner, operation: Operation) {
         if !self.takes_maintenance_task(node, operation.lane()) || !self.ids.ready(0) {
             return;
@@ -97,7 +97,7 @@ impl Dispatcher {
         self.outbox.get_or_insert_with(node, Vec::new).push(label);
     }
 
-    /// Returns whether a label that was sent is still to be executed: it is the current try of its task, or a maintenance task.
+    /// Returns whether a sent label must still be executed: the label is the current try of its task, or a maintenance task.
     #[must_use]
     pub fn wants(&self, label: LabelId) -> bool {
         self.live(label) || self.maintenance_tasks.contains(label)

@@ -5,17 +5,17 @@
 //! second, `outcome` for the last). A task whose dependency failed permanently is cancelled; the rest of the job continues as far as
 //! possible.
 //!
-//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the node of its
-//! policy's choice has no capacity, or because no node has the task's needs. Such a task does not hold up later tasks.
+//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the node that its
+//! policy chose has no capacity, or because no node has the resources that the task needs. Such a task does not hold up later tasks.
 //!
-//! **A task is placed only where it can run**: on nodes that offer its needs and have its programs (see `class`). The free part of these
-//! resources decides when the task starts on its node, which is the node's decision (see [`crate::resources`]).
+//! **A task is placed only where it can run**: on nodes that offer the resources that the task needs and have its programs (see `class`).
+//! The node starts the task when enough of these resources are free (see [`crate::resources`]).
 //!
 //! **Bounded queues.** A node gets [`QUEUE_FACTOR`] labels per core, and up to [`QUEUE_FACTOR_MAX`] while all its labels are expected
 //! to end within [`QUEUE_TARGET`]. The remaining tasks stay in the dispatcher, so that they can still be placed on other nodes.
 //!
-//! **No label waits while another node has an idle core.** A label that a node has not begun is rescheduled when another node is
-//! idle and the policy prefers that node (see `reschedule`).
+//! **No label waits while another node has an idle core.** A label that a node has not begun is rescheduled when another node is idle and
+//! the policy prefers that other node (see `reschedule`).
 //!
 //! **Exactly one result.** A label is *live* while its task's `current` names it. Only the success of a live label is published. Other
 //! labels are resumed with their node, or their outputs are discarded.
@@ -78,44 +78,44 @@ pub const QUEUE_FACTOR: usize = 4;
 pub const QUEUE_MIN: usize = 8;
 /// Maximum number of labels per core.
 pub const QUEUE_FACTOR_MAX: usize = 64;
-/// Work per core up to which a queue is filled beyond [`QUEUE_FACTOR`]: enough to hide the round trip to the server, including its disk.
+/// Work per core up to which a node's queue is filled beyond [`QUEUE_FACTOR`]: enough to hide a round trip to the server and its disk.
 pub const QUEUE_TARGET: Span = Span::from_millis(20);
 /// Maximum number of labels in one mini DAG.
 pub const MINI_DAG_LABELS_MAX: usize = 32;
 /// Maximum length of a chain of dependent tasks in a mini DAG.
 pub const MINI_DAG_DEPTH_MAX: usize = 8;
-/// Maximum number of questions to policies whether a task joins a mini DAG, per mini DAG.
+/// Maximum number of requests to policies, per mini DAG, whether a task joins the mini DAG.
 pub const MINI_DAG_ASKS_MAX: usize = 2 * MINI_DAG_LABELS_MAX;
 /// Maximum number of tasks per event that wait for a full node and are placed again while another node is idle.
 pub const IDLE_ASKS_MAX: usize = 4;
-/// Maximum number of tasks per event that wait for a node with new capacity and that their policy now prefers to place elsewhere. After
-/// these, the other tasks wait for the next event, unless a core is idle.
+/// Maximum number of tasks per event that wait for a node with new capacity and that their policy now prefers to place on another node.
+/// After these tasks, the remaining tasks wait for the next event, unless a core is idle.
 pub const LINE_ASKS_MAX: usize = 4;
 /// Maximum number of maintenance tasks of one node that are under way, not counting replicas.
 pub const MAINTENANCE_TASKS_MAX: usize = 4;
-/// Number of replicas of any size that a node may be making or have in its queue.
+/// Minimum number of replicas of any size that a node may be making or have in its queue.
 pub const COPY_LABELS_MIN: usize = 3;
-/// Maximum number of replicas of small objects, because many of them are made at once.
+/// Maximum number of replicas of small objects that a node may be making or have in its queue: small replicas are made many at a time.
 pub const COPY_LABELS_MAX: usize = 512;
-/// Maximum size of these replicas together, in bytes.
+/// Maximum size of the replicas of small objects that a node may be making or have in its queue together, in bytes.
 pub const COPY_LABELS_BYTES_MAX: u64 = 32 << 20;
-/// Maximum number of losses of a node that a task survives. They do not count as `retries`, which are for the task's own failures.
+/// Maximum number of losses of its node that a task survives. Losses do not count as `retries`, which limit the task's own failures.
 pub const LOSSES_MAX: u32 = 5;
-/// Expected time of a run without a history on any node. It is so long that such runs spread over nodes as long as their inputs can
-/// be fetched in less time. The first run that ends determines the expected time of the others.
+/// Expected time of a kernel run if no node has run the kernel. It is so long that such runs spread over nodes as long as their inputs can
+/// be fetched in less time. The first run that ends determines the expected time of the next runs.
 pub const UNKNOWN_RUN: Span = Span::from_secs(60);
 /// Divisor of a label's expected time: the label counts for at least this fraction while it runs, however long it has run. A label that
-/// exceeds its expected time is not about to end because of that.
+/// exceeds its expected time is not likely to end soon because of that.
 pub const LEFT_PART: u64 = 4;
-/// Maximum number of reschedules of a task from nodes that have not begun it.
+/// Maximum number of times that a task is rescheduled from a node that has not begun the task.
 pub const RESCHEDULES_MAX: u32 = 4;
 /// Maximum number of nodes with more work than cores that are searched per event for a label to reschedule.
 pub const RESCHEDULE_LOOKS_MAX: usize = 16;
-/// Maximum number of labels per event whose policy is asked whether they are to be rescheduled.
+/// Maximum number of labels per event for which the policy is asked whether to reschedule the label.
 pub const RESCHEDULE_ASKS_MAX: usize = 2;
-/// Policy of task instances.
+/// Name of the policy that places task instances.
 pub(super) const INSTANCES: &str = "input-locality";
-/// Longest expected time of a run.
+/// Maximum expected time of a kernel run.
 pub const EXPECTED_MAX: Span = Span::from_secs(30 * 86_400);
 
 const _: () = assert!(QUEUE_FACTOR <= QUEUE_FACTOR_MAX && QUEUE_MIN <= QUEUE_FACTOR_MAX);
@@ -124,7 +124,7 @@ const _: () = assert!(MINI_DAG_DEPTH_MAX <= MINI_DAG_LABELS_MAX);
 /// Settings of a dispatcher.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Name of the policy of jobs that name none.
+    /// Name of the policy for jobs that name no policy.
     pub policy: String,
     /// Seed of policies that draw random numbers.
     pub seed: u64,
@@ -149,45 +149,45 @@ pub struct Dispatcher {
     tasks: IdTable<TaskId, DispatchedTask>,
     nodes: Nodes,
     labels: IdTable<LabelId, SentLabel>,
-    /// Labels that belong to no task, and their nodes.
+    /// Maintenance tasks, which belong to no job, with their nodes.
     maintenance_tasks: MaintenanceTasks,
     learned: Learned,
     classes: Classes,
     replicas: Replicas,
-    /// Ready tasks by the line in which they wait.
+    /// Ready tasks by the queue in which they wait.
     lines: BTreeMap<ReadyQueue, BTreeSet<(JobId, TaskId)>>,
-    /// Tasks that wait for a path.
+    /// Tasks that wait for a file, by the file's path.
     awaited: BTreeMap<String, BTreeSet<TaskId>>,
-    /// Tasks that wait for a node.
+    /// Tasks that wait for an offline node.
     stranded: BTreeSet<TaskId>,
-    /// Done tasks that are run again.
+    /// Done tasks that are run again because their outputs were lost.
     redone: BTreeSet<TaskId>,
-    /// Nodes that may have gained capacity since ready tasks were placed last.
+    /// Nodes that may have gained capacity since ready tasks were last placed.
     touched: ShortMap<NodeId>,
     /// Storage nodes with an idle core.
     idle: BTreeSet<NodeId>,
     /// Storage nodes with more work than cores.
     crowded: BTreeSet<NodeId>,
-    /// Node of `crowded` at which the next search begins, and the number of nodes to search before nothing can have changed.
+    /// Node of `crowded` at which the next search begins, and the number of nodes to search until all were searched since the last change.
     looked: NodeId,
     to_look: usize,
-    /// Labels that are being rescheduled, and the node for which each of them is rescheduled.
+    /// Labels that are being rescheduled, with the node that each label is rescheduled to.
     rescheduled: BTreeMap<LabelId, NodeId>,
-    /// Counter of changes that may make a policy move a task from the full node that it waits for: nodes that run out of work, and
-    /// run times that differ from the expected ones.
+    /// Counter of changes that may make a policy move a task from the full node that the task waits for: nodes that run out of work, and
+    /// run times that differ from the expected run times.
     news: u64,
-    /// Jobs in which a task ended since jobs were last checked.
+    /// Jobs in which a task ended since the dispatcher last checked for ended jobs.
     ending: ShortMap<JobId>,
     /// Labels that are sent at the end of the event, by node.
     outbox: ShortMap<NodeId, Vec<Label>>,
-    /// Whether decisions are reported.
+    /// Whether placement decisions are reported.
     explains: bool,
-    /// Reused lists for the next task that is placed, so that they are not allocated each time.
+    /// Lists that the view for the next placed task reuses, so that they are not allocated each time.
     spare: ViewLists,
     spare_reads: TaskReads,
 }
 
-/// Context of a handler: the time of the event, and the list of actions.
+/// Context of an event handler: the time of the event, and the list of actions.
 #[derive(Debug)]
 struct Turn<'a> {
     now: Time,
@@ -195,7 +195,7 @@ struct Turn<'a> {
 }
 
 impl Dispatcher {
-    /// Returns an empty dispatcher that knows no node and no job.
+    /// Returns an empty dispatcher without nodes and jobs.
     ///
     /// # Errors
     /// [`UnknownPolicy`] if the configured policy does not exist.
@@ -240,8 +240,8 @@ impl Dispatcher {
         self
     }
 
-    /// Restores the state of another dispatcher beyond jobs and nodes, so that this one makes the same decisions: the memory of the
-    /// cluster's policy, and the replicas that nodes which are up should have, oldest first.
+    /// Restores the state of another dispatcher beyond jobs and nodes, so that this dispatcher makes the same decisions: the state of the
+    /// cluster's policy, and the replicas that online nodes should have, oldest first.
     pub fn resume(&mut self, memory: policy::PolicyState, replicas: &[(NodeId, ObjectId, u64)]) {
         if let Some(policy) = self.policies.get_mut(&self.config.policy) {
             policy.restore(memory);
@@ -251,11 +251,11 @@ impl Dispatcher {
         }
     }
 
-    /// Handles one event and appends the resulting actions, in the order in which they must be carried out.
+    /// Handles an event and appends the resulting actions to `out`, in the order in which the driver must carry them out.
     ///
-    /// Labels are sent last, with at most one [`Action::Send`] per node and event, after the [`Action::Task`] of every task in it; a
-    /// driver that journals actions before it carries them out loses nothing. Events may arrive twice or late; each event takes effect
-    /// once.
+    /// Labels are sent last, with at most one [`Action::Send`] per node and event, after the [`Action::Task`] of every task in the send
+    /// action; a driver that journals actions before it carries them out loses nothing. Events may arrive twice or late; each event takes
+    /// effect once.
     pub fn on(&mut self, event: Event, now: Time, out: &mut Vec<Action>) {
         let turn = &mut Turn { now, out };
         match event {
@@ -324,7 +324,7 @@ impl Dispatcher {
             .expect("a job is kept as long as its tasks")
     }
 
-    /// Returns a node by its id; an unknown node counts as expected.
+    /// Returns a node by its id; an unknown node is added as expected.
     fn node_mut(&mut self, id: NodeId) -> &mut NodeState {
         self.nodes.get_or_insert(id, || {
             NodeState::new(Presence::Expected, query::unknown_view())
@@ -337,8 +337,8 @@ impl Dispatcher {
             .map_or(Presence::Expected, |node| node.presence)
     }
 
-    /// Moves a task to a state, updates all counts and lines, and reports the change. A task that stays in its state is reported only if it
-    /// has a failure to report.
+    /// Moves a task to a state, updates all counts and queues, and reports the change. A task that stays in its state is reported only if
+    /// it has a failure to report.
     fn set_state(&mut self, id: TaskId, state: TaskState, turn: &mut Turn<'_>) {
         let task = self.task_mut(id);
         let (job, old, tries, failure) = (task.job, task.state, task.tries, task.failure.take());
@@ -380,7 +380,7 @@ impl Dispatcher {
         });
     }
 
-    /// Adds a task to the ready tasks of its kernel, or removes it.
+    /// Adds a task to the ready tasks of its kernel, or removes it from them.
     fn count_wave(&mut self, id: TaskId, job: JobId, ready: bool) {
         let Some((task, job)) = self.tasks.get(&id).zip(self.jobs.get_mut(&job)) else {
             return;
@@ -404,7 +404,7 @@ impl Dispatcher {
         }
     }
 
-    /// Puts a ready task in line, and removes it from its previous line.
+    /// Adds a ready task to a queue, and removes the task from its previous queue.
     fn join_line(&mut self, line: ReadyQueue, id: TaskId) {
         let task = self.task_mut(id);
         let key = (task.job, id);
@@ -414,7 +414,7 @@ impl Dispatcher {
         self.lines.entry(line).or_default().insert(key);
     }
 
-    /// Reports the jobs that ended with this event.
+    /// Reports the jobs that ended with the current event.
     fn end_jobs(&mut self, turn: &mut Turn<'_>) {
         while let Some((id, ())) = self.ending.pop_first() {
             let job = self.job_mut(id);
@@ -445,7 +445,7 @@ impl Dispatcher {
         }
     }
 
-    /// Schedules a new look at ready tasks for a node whose capacity or cores may have changed.
+    /// Schedules another attempt to place ready tasks on a node whose capacity or cores may have changed.
     fn touch(&mut self, id: NodeId) {
         self.touched.insert(id, ());
         self.count_idle(id);
@@ -470,7 +470,7 @@ impl Dispatcher {
         }
     }
 
-    /// Stores a failure, which is reported with the task's next state.
+    /// Stores a failure of a task, which is reported with the next state of the task.
     fn tell(&mut self, id: TaskId, failure: Failure) {
         self.task_mut(id).failure = Some(failure);
     }

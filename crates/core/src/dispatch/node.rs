@@ -9,37 +9,37 @@ use crate::score::{ScoreInputs, energy_class, share, speed_class};
 use crate::time::{Span, Time};
 use std::collections::BTreeMap;
 
-/// Presence of a node.
+/// Presence of a node in the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
     /// Objects or labels are recorded as stored on the node, but it has not connected yet.
     Expected,
     Up,
-    /// The node is suspended and resumes when it is needed.
+    /// The node is suspended and resumes when a task needs it.
     Suspended,
     Down,
 }
 
-/// One node.
+/// State of one node in the dispatcher.
 #[derive(Debug)]
 pub(super) struct NodeState {
     pub(super) presence: Presence,
-    /// Status of the node; its histories are moved to `Learned`.
+    /// Reported status of the node; the kernel histories of the status are moved to `Learned`.
     pub(super) view: NodeView,
     /// Labels that occupy a place in the node's queue.
     pub(super) outstanding: ShortMap<LabelId, Queued>,
-    /// Running labels of the queue, with the times since which they run.
+    /// Running labels of the queue, with the times since which each label runs.
     pub(super) running: ShortMap<LabelId, (Time, Queued)>,
-    /// Core time that `outstanding` is expected to take.
+    /// Core time that the labels in `outstanding` are expected to take.
     pub(super) backlog: Span,
-    /// Cores that `outstanding` and `running` need, each label counted by itself.
+    /// Cores that `outstanding` and `running` need: the sum over all labels.
     load: u64,
     running_cores: u64,
     /// Number of labels in `outstanding` that need no core.
     light: usize,
-    /// Needs of the labels in `outstanding` that need more than cores.
+    /// Resources that labels in `outstanding` need, for labels that need more than cores.
     choosy: BTreeMap<LabelId, Needs>,
-    /// Labels in `outstanding` that can't begin before another one has ended, and their needs from then on. They are not counted before.
+    /// Labels in `outstanding` that can't begin before another label has ended, with the resources that count as needed from then on.
     following: BTreeMap<LabelId, Needs>,
     spent: Spent,
 }
@@ -47,9 +47,9 @@ pub(super) struct NodeState {
 /// Label in a node's queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Queued {
-    /// Expected time of the label.
+    /// Expected run time of the label.
     pub(super) expected: Span,
-    /// Cores that the label takes during this time.
+    /// Number of cores that the label takes during its run time.
     pub(super) cores: u32,
 }
 
@@ -59,28 +59,28 @@ impl Queued {
         Span(self.expected.0.saturating_mul(self.cores.into()))
     }
 
-    /// Returns the part of the label's expected core time that running can use up.
+    /// Returns the part of the label's expected core time that the label can use up by running.
     fn spendable(self) -> Span {
         Span(spendable(self.expected).0.saturating_mul(self.cores.into()))
     }
 
-    /// Returns the core time that the label has used up.
+    /// Returns the core time that the label has used up since `start`.
     fn spent(self, start: Time, now: Time) -> u64 {
         let had = now.since(start).0.saturating_mul(self.cores.into());
         had.min(self.spendable().0)
     }
 }
 
-/// Core time that running labels have used up of their expected time, kept so that it need not be summed for every task that is placed.
+/// Core time that running labels have used up of their expected time, stored so that it need not be summed for every placed task.
 #[derive(Debug, Default)]
 struct Spent {
-    /// Number of cores of labels that are within their expected time.
+    /// Number of cores of running labels that are within their expected time.
     active: u64,
-    /// Sum of the start times of these labels, one for each core, modulo 2^64: the time that has passed since is small enough.
+    /// Sum of the start times, one per core, of running labels within their expected time, modulo 2^64: elapsed times are small enough.
     starts_ns: u64,
-    /// Core time of all other running labels.
+    /// Core time that all other running labels have used up, in nanoseconds.
     over_ns: u64,
-    /// Times between which these sums hold: until another label exceeds its time.
+    /// First time at which the sums hold; they hold until a label exceeds its expected time.
     from: Time,
     until: Time,
 }
@@ -110,8 +110,8 @@ impl NodeState {
         usize::try_from(self.view.offers.cores.max(1)).unwrap_or(usize::MAX)
     }
 
-    /// Returns whether the queue takes another label. It takes a few per core. It takes more while all queued labels are short, or while a
-    /// core is free because queued labels wait for other labels.
+    /// Returns whether the node's queue accepts another label. The queue accepts a few labels per core. It accepts more while all queued
+    /// labels are short, or while a core is free because queued labels wait for other labels.
     pub(super) fn has_space(&self) -> bool {
         let count = self.outstanding.len();
         let cores = self.cores();
@@ -120,12 +120,12 @@ impl NodeState {
         self.up() && (few || ((short || self.has_free_core()) && count < self.bound()))
     }
 
-    /// Returns the number of labels that the queue takes without any condition.
+    /// Returns the number of labels that the node's queue accepts in any case.
     fn few(&self) -> usize {
         self.cores().saturating_mul(QUEUE_FACTOR).max(QUEUE_MIN)
     }
 
-    /// Returns the minimum number of labels that the queue takes now.
+    /// Returns the minimum number of labels that the node's queue accepts now.
     pub(super) fn slots(&self) -> usize {
         if !self.has_space() {
             return 0;
@@ -133,7 +133,7 @@ impl NodeState {
         self.few().saturating_sub(self.outstanding.len()).max(1)
     }
 
-    /// Returns the standing of the node for scores: its reported properties and its load.
+    /// Returns the inputs of the node's score: its reported properties and its load.
     pub(super) fn standing(&self) -> ScoreInputs {
         let queue = self.few() as u64;
         ScoreInputs {
@@ -145,12 +145,12 @@ impl NodeState {
         }
     }
 
-    /// Returns the maximum number of labels in the queue.
+    /// Returns the maximum number of labels in the node's queue.
     pub(super) fn bound(&self) -> usize {
         self.cores().saturating_mul(QUEUE_FACTOR_MAX)
     }
 
-    /// Returns the number of idle cores.
+    /// Returns the number of idle cores of the node.
     pub(super) fn idle_cores(&self) -> usize {
         if self.up() {
             let load = usize::try_from(self.load).unwrap_or(usize::MAX);
@@ -165,12 +165,12 @@ impl NodeState {
         self.load < self.cores() as u64
     }
 
-    /// Returns whether `cores` cores are free, not counting those that labels of the queue need. Labels that follow others need none yet.
+    /// Returns whether `cores` cores are free beyond the cores that queued labels need. Labels that follow other labels need no core yet.
     pub(super) fn has_space_for(&self, cores: u32) -> bool {
         self.load + u64::from(cores) <= self.cores() as u64
     }
 
-    /// Returns whether running labels use more cores than there are, for example after the node reported fewer cores.
+    /// Returns whether running labels use more cores than the node has, for example after the node reported fewer cores.
     pub(super) fn overrun(&self) -> bool {
         self.running_cores > self.cores() as u64
     }
@@ -183,7 +183,7 @@ impl NodeState {
                 || !self.choosy.is_empty() && self.is_short())
     }
 
-    /// Returns whether the labels together need more memory, or more of a named resource, than the node offers.
+    /// Returns whether the node's labels together need more memory, or more of a named resource, than the node offers.
     fn is_short(&self) -> bool {
         let offers = &self.view.offers;
         let memory = self.choosy.values().map(|needs| needs.memory_bytes);
@@ -193,7 +193,7 @@ impl NodeState {
             || named.any(|name| self.needed(name) > offers.named.get(name).copied().unwrap_or(0))
     }
 
-    /// Returns the amount of a named resource that the labels need together.
+    /// Returns the amount of a named resource that the node's labels need together.
     fn needed(&self, name: &str) -> u64 {
         let needed = self
             .choosy
@@ -202,7 +202,7 @@ impl NodeState {
         needed.fold(0, |sum, amount| sum.saturating_add(*amount))
     }
 
-    /// Returns the time until all needs of a label are free; `plain` is the result of [`Self::wait`].
+    /// Returns the time until all resources that a label needs are free; `plain` is the result of [`Self::wait`].
     pub(super) fn wait_for(&self, needs: &Needs, plain: Span, now: Time) -> Span {
         let cores = match needs.cores {
             0 => self.wait_for_light(now),
@@ -228,7 +228,7 @@ impl NodeState {
         wait
     }
 
-    /// Returns the time until a task without a core finds a place.
+    /// Returns the time until a task that needs no core finds a place in the node's queue.
     fn wait_for_light(&self, now: Time) -> Span {
         if self.light < LIGHT_MAX as usize {
             return Span::default();
@@ -242,7 +242,7 @@ impl NodeState {
         Span(u64::try_from(left / u128::from(LIGHT_MAX)).unwrap_or(u64::MAX))
     }
 
-    /// Returns the time until `amount` of the `offered` amount of a resource is free. `of` returns the need of a label.
+    /// Returns the time until `amount` of the `offered` amount of a resource is free. `of` returns the amount that a label needs.
     fn wait_for_share(
         &self,
         amount: u64,
@@ -260,7 +260,7 @@ impl NodeState {
         Span(u64::try_from(left).unwrap_or(u64::MAX))
     }
 
-    /// Returns the rest of the time that a label is expected to take.
+    /// Returns the remaining expected time of a label, in nanoseconds.
     fn left(&self, label: LabelId, now: Time) -> u64 {
         let expected = self
             .outstanding
@@ -275,7 +275,7 @@ impl NodeState {
         expected.0 - had.unwrap_or(0).min(spendable(expected).0)
     }
 
-    /// Returns the time until a core is free, as [`Self::wait`] does, but faster.
+    /// Returns the time until a core of the node is free, as [`Self::wait`] does, but faster.
     pub(super) fn wait_now(&mut self, now: Time) -> Span {
         if self.has_free_core() {
             return Span::default();
@@ -318,12 +318,12 @@ impl NodeState {
         self.spent = spent;
     }
 
-    /// Returns whether the last computed wait stays constant as time passes.
+    /// Returns whether the last computed wait of the node stays constant as time passes.
     pub(super) fn stands_still(&self) -> bool {
         self.spent.active == 0 && self.spent.until == Time(u64::MAX)
     }
 
-    /// Returns the time until a core is free (see the policy `min-wait` for the equation).
+    /// Returns the time until a core of the node is free (see the policy `min-wait` for the equation).
     pub(super) fn wait(&self, now: Time) -> Span {
         if self.has_free_core() {
             return Span::default();
@@ -331,7 +331,7 @@ impl NodeState {
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / self.cores() as u64)
     }
 
-    /// Returns the time until all labels have ended, if the needed cores share the work equally.
+    /// Returns the time until all labels of the node have ended, if the needed cores share the work equally.
     pub(super) fn all_left(&self, now: Time) -> Span {
         let cores = self.cores().min(self.outstanding.len().max(1));
         Span(self.backlog.0.saturating_sub(self.spent_now(now)) / cores as u64)
@@ -343,7 +343,7 @@ impl NodeState {
         spent.fold(0, u64::saturating_add)
     }
 
-    /// Records that a label began to run.
+    /// Records that a label has started to run on the node.
     pub(super) fn start(&mut self, label: LabelId, now: Time) {
         self.follows_no_more(label);
         let queued = self.outstanding.get(label).copied().unwrap_or_default();
@@ -354,7 +354,7 @@ impl NodeState {
         self.spent.from = Time(u64::MAX);
     }
 
-    /// Adds a label to the queue. A label that `follows` another one takes nothing before the other one has ended.
+    /// Adds a label to the node's queue. A label that `follows` another label takes no resources before the other label has ended.
     pub(super) fn add(&mut self, label: LabelId, expected: Span, needs: Needs, follows: bool) {
         let cores = needs.cores;
         let queued = Queued { expected, cores };
@@ -369,7 +369,7 @@ impl NodeState {
         }
     }
 
-    /// Counts the needs of a label.
+    /// Counts the resources that a label needs.
     fn count(&mut self, label: LabelId, needs: Needs) {
         self.load += u64::from(needs.cores);
         self.light += usize::from(needs.cores == 0);
@@ -378,18 +378,18 @@ impl NodeState {
         }
     }
 
-    /// Records that the label before this one has ended: this label runs as soon as its needs are free. Returns whether it followed one.
+    /// Records that the label before `label` has ended: `label` runs as soon as its resources are free. Returns whether it followed any.
     pub(super) fn follows_no_more(&mut self, label: LabelId) -> bool {
         let needs = self.following.remove(&label);
         needs.map(|needs| self.count(label, needs)).is_some()
     }
 
-    /// Returns whether a label waits for another label of the queue.
+    /// Returns whether a label waits for another label of the node's queue.
     pub(super) fn follows(&self, label: LabelId) -> bool {
         self.following.contains_key(&label)
     }
 
-    /// Changes the expected time of a label.
+    /// Changes the expected run time of a label.
     pub(super) fn expect(&mut self, label: LabelId, expected: Span) {
         let Some(known) = self.outstanding.get(label).copied() else {
             return;
@@ -403,7 +403,7 @@ impl NodeState {
         }
     }
 
-    /// Removes a label from the queue. Returns whether the queue contained it.
+    /// Removes a label from the node's queue. Returns whether the queue contained the label.
     pub(super) fn remove(&mut self, label: LabelId) -> bool {
         if let Some((_, queued)) = self.running.remove(label) {
             self.running_cores -= u64::from(queued.cores);
@@ -422,26 +422,26 @@ impl NodeState {
         removed.is_some()
     }
 
-    /// Returns the cores that the labels need and the number of labels without a core, for checks.
+    /// Returns the cores that the node's labels need and the number of labels without a core, for checks of invariants.
     pub(super) fn counted(&self) -> (u64, u64, usize) {
         (self.load, self.running_cores, self.light)
     }
 }
 
-/// Returns the part of a label's expected time that running can use up.
+/// Returns the part of a label's expected time that the label can use up by running.
 fn spendable(expected: Span) -> Span {
     Span(expected.0 - expected.0 / LEFT_PART)
 }
 
-/// Returns the expected time of a run over `input_bytes`: the mean of past runs, scaled by the size of the inputs. The scale is within a
-/// factor of four, since a kernel's start does not shrink with its input and few kernels grow faster than their input. Returns `None`
-/// without a history.
+/// Returns the expected time of a kernel run over `input_bytes` bytes: the mean of past runs, scaled by the size of the inputs. The scale
+/// is limited to a factor of four, since a kernel's start does not shrink with its input and few kernels grow faster than their input.
+/// Returns `None` without a history.
 #[must_use]
 pub fn expected_run(history: &History, input_bytes: u64) -> Option<Span> {
     Some(Mean::of(history)?.scaled(input_bytes))
 }
 
-/// Mean run of a history.
+/// Mean run time and mean input size of past runs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mean {
     ns: u64,
@@ -456,7 +456,7 @@ impl Mean {
         })
     }
 
-    /// Returns the time of a run over `input_bytes` bytes; see [`expected_run`].
+    /// Returns the expected time of a run over `input_bytes` bytes; see [`expected_run`].
     pub(super) fn scaled(self, input_bytes: u64) -> Span {
         if self.bytes == 0 {
             return Span(self.ns);

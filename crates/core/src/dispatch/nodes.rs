@@ -1,14 +1,14 @@
-//! All nodes, and indices of the online nodes in the orders of searches: by id among those with capacity, and by wait and load among
-//! those of a kind. With them, placing a task takes hardly longer in a large cluster.
+//! All nodes, and indices of the online nodes in the orders of searches: by id among nodes with capacity, and by wait and load among nodes
+//! of the same kind. With these indices, placing a task takes hardly longer in a large cluster.
 //!
 //! **Invariant:** a node that may have changed is in `changed` until [`Nodes::renew`], and then in `shifted` until its load is read:
 //! [`Nodes::get_mut`] and [`Nodes::get_or_insert`] are the only ways to change a node. Many policies never read loads, so loads
 //! are updated only on demand.
 //!
-//! Waits change with time. While labels run within their expected times, a core completes at most a nanosecond of work per nanosecond. So
-//! the time at which a node becomes free (wait + now) never decreases unless the node itself changes. Nodes are indexed by the
-//! last known such time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its expected time,
-//! the wait itself is constant.
+//! Waits of nodes change with time. While labels run within their expected times, a core completes at most a nanosecond of work per
+//! nanosecond. So the time at which a node becomes free (wait + now) never decreases unless the node itself changes. Nodes are indexed by
+//! the last known value of this time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its
+//! expected time, the wait itself is constant.
 
 use super::id_set::Roll;
 use super::node::NodeState;
@@ -22,26 +22,26 @@ use crate::time::{Span, Time};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Bound;
 
-/// Maximum number of weights for which storage nodes are kept in the order of their scores.
+/// Maximum number of policy weights for which storage nodes are kept in the order of their scores.
 const SCORED_MAX: usize = 8;
 
-/// All nodes.
+/// All nodes of the cluster, with the search indices.
 #[derive(Debug, Default)]
 pub(super) struct Nodes {
     known: IdTable<NodeId, IndexedNode>,
     changed: Vec<NodeId>,
     shifted: Vec<NodeId>,
-    /// Online storage nodes, and those of them whose queue is not full.
+    /// Online storage nodes, and the online storage nodes whose queue is not full.
     stores: Roll,
     open: Roll,
     /// Online nodes of server cores.
     server_cores: BTreeSet<NodeId>,
     /// Online nodes that are full of data.
     full: BTreeSet<NodeId>,
-    /// Number of cores of `stores`.
+    /// Total number of cores of the nodes in `stores`.
     store_cores: u64,
     kinds: BTreeMap<NodeClass, Queues>,
-    /// Storage nodes by their scores, for the weights that were used last, the latest first.
+    /// Storage nodes in the order of their scores, for the most recently used weights, the latest first.
     scored: Vec<Scored>,
     /// Latest time for which waits were computed.
     latest: Time,
@@ -50,12 +50,12 @@ pub(super) struct Nodes {
 #[derive(Debug)]
 struct IndexedNode {
     node: NodeState,
-    /// Whether the node is in `changed`, and in `shifted`.
+    /// Whether the node is in `Nodes::changed`, and in `Nodes::shifted`.
     changed: bool,
     shifted: bool,
-    /// Position in the indices; `None` while the node is not online.
+    /// Position of the node in the indices; `None` while the node is not online.
     place: Option<NodeProfile>,
-    /// Position in the indices by load; `None` while it is no online storage node.
+    /// Position of the node in the indices by load; `None` unless the node is an online storage node.
     load: Option<QueueLoad>,
 }
 
@@ -64,18 +64,18 @@ struct IndexedNode {
 struct NodeClass {
     cores: u32,
     link_bytes_per_sec: u64,
-    /// Set for a node that runs more labels than it has cores. It completes work faster, so it is a kind of its own.
+    /// Set for a node that runs more labels than it has cores. The node completes work faster, so it is a class of its own.
     alone: Option<NodeId>,
 }
 
-/// Number of nanoseconds, then outstanding labels, then the id.
+/// Time in nanoseconds, then number of outstanding labels, then id of the node.
 type LoadKey = (u64, usize, NodeId);
 
-/// Nodes of a kind.
+/// Nodes of the same class, in the orders of searches.
 #[derive(Debug, Default)]
 struct Queues {
-    /// All nodes, and those with a free core. A node with tasks that need no core or several cores may have fewer labels and no free
-    /// core, or more labels and a free core.
+    /// All nodes of the class, and the nodes with a free core, by load. A node with tasks that need no core or several cores may have fewer
+    /// labels and no free core, or more labels and a free core.
     by_load: BTreeSet<(usize, NodeId)>,
     free: BTreeSet<(usize, NodeId)>,
     /// Nodes without a free core whose wait is constant, by wait.
@@ -84,7 +84,7 @@ struct Queues {
     moving: BTreeSet<LoadKey>,
 }
 
-/// Indexed properties of an online node without its load.
+/// Indexed properties of an online node, except its load.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct NodeProfile {
     role: Role,
@@ -93,7 +93,7 @@ struct NodeProfile {
     full: bool,
 }
 
-/// Load of a node.
+/// Indexed load of a node.
 #[derive(Clone, Copy, Debug)]
 struct QueueLoad {
     kind: NodeClass,
@@ -145,7 +145,7 @@ impl Nodes {
         all.map(|(&id, known)| (id, &known.node))
     }
 
-    /// Calls `visit` for all online nodes, in the order of ids, with their waits.
+    /// Calls `visit` for all online nodes and their waits, in the order of ids.
     pub(super) fn for_each_up(
         &mut self,
         now: Time,
@@ -165,7 +165,7 @@ impl Nodes {
         Some((&known.node, wait))
     }
 
-    /// Updates the indices. All queries answer for the state of the last call.
+    /// Updates the search indices. All queries answer for the state of the last call.
     pub(super) fn renew(&mut self, now: Time) {
         if now < self.latest {
             // Bounds for later times need not hold for earlier ones.
@@ -221,7 +221,7 @@ impl Nodes {
         self.store_cores = self.store_cores - cores(old) + cores(new);
     }
 
-    /// Updates the indices by load.
+    /// Updates the search indices by load.
     fn renew_loads(&mut self) {
         while let Some(id) = self.shifted.pop() {
             let Some(known) = self.known.get_mut(&id) else {
@@ -263,7 +263,7 @@ impl Nodes {
         self.store_cores
     }
 
-    /// Returns, for each kind of storage nodes, the one with the least wait, then the fewest outstanding labels, then the lowest id.
+    /// Returns, for each class of storage nodes, the node with the least wait, then the fewest outstanding labels, then the lowest id.
     /// Skips nodes for which `pass` returns true. Waits of less than `earliest` count as `earliest`.
     pub(super) fn least(
         &mut self,
@@ -284,7 +284,7 @@ impl Nodes {
         }
     }
 
-    /// Returns the best storage node: one with capacity if there is one, then the highest score, then the fewest outstanding labels per
+    /// Returns the best storage node: a node with capacity if there is any, then the highest score, then the fewest outstanding labels per
     /// core, then the lowest id. Skips nodes for which `pass` returns true.
     pub(super) fn best(
         &mut self,
@@ -348,7 +348,7 @@ impl Nodes {
     }
 }
 
-/// Enters a node like [`enter`] into a roll, whose nodes can be found by their index.
+/// Adds a node to an id set, whose nodes can be found by their index, or removes it, like [`enter`].
 fn enrol(roll: &mut Roll, id: NodeId, (was_in, is_in): (bool, bool)) {
     if is_in && !was_in {
         roll.insert(id);
@@ -432,8 +432,8 @@ struct NodeSearch<'a, P> {
 }
 
 impl<P: Fn(NodeId) -> bool> NodeSearch<'_, P> {
-    /// Searches a kind in two orders at once. By load, the result is the first node that is free before `earliest`. By wait, all
-    /// nodes that are free before `earliest` precede the first one that is not.
+    /// Searches a class of nodes in two orders at once. By load, the result is the first node that is free before `earliest`. By wait, all
+    /// nodes that are free before `earliest` precede the first node that is not.
     fn least(&mut self, queues: &mut Queues) -> Option<NodeId> {
         let pass = self.pass;
         let Queues {
@@ -487,7 +487,7 @@ impl<P: Fn(NodeId) -> bool> NodeSearch<'_, P> {
         }
     }
 
-    /// Updates the position of a node in `moving`. Returns whether the position changed.
+    /// Updates the position of a node in `moving`. Returns whether the node's position changed.
     fn improve(
         &mut self,
         key: LoadKey,
@@ -534,7 +534,7 @@ mod tests {
     use crate::resources::{Needs, Offers};
     use proptest::prelude::*;
 
-    /// Change of a node.
+    /// Random change of a node, or random search.
     #[derive(Clone, Debug)]
     enum IndexStep {
         Up(u32, u64, bool),
@@ -544,9 +544,9 @@ mod tests {
         Remove(usize),
         Pass(u64),
         Back(u64),
-        /// Search for the least of each kind, with an earliest time and nodes to skip.
+        /// Search for the node with the least wait of each class, with an earliest time and nodes to skip.
         Look(u64, u32),
-        /// Search for the best by some weights, with nodes to skip.
+        /// Search for the node with the best score by some weights, with nodes to skip.
         Best(usize, u32),
     }
 
@@ -597,7 +597,7 @@ mod tests {
         ]
     }
 
-    /// Returns the least of each kind by examining every node.
+    /// Returns the node with the least wait of each class by examining every node.
     fn scan(nodes: &Nodes, now: Time, earliest: Span, passed: u32) -> BTreeSet<NodeId> {
         let mut least = BTreeMap::new();
         for (id, node) in nodes.iter() {
@@ -660,7 +660,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
 
-        /// After any steps and any jumps of the clock, a search returns the same node as a scan of all nodes.
+        /// After any random steps and any jumps of the clock, an index search returns the same node as a scan of all nodes.
         #[test]
         fn node_search_finds_the_same_as_a_scan(
             steps in proptest::collection::vec((0_u32..8, step()), 0..200),

@@ -1,4 +1,4 @@
-//! End of labels: decides which outcomes count, and the next state of the task. Its effects are actions of the dispatcher.
+//! End of labels: decides which outcomes count, and the next state of the task. Effects are actions of the dispatcher.
 
 use super::small_map::ShortMap;
 use super::task::SentLabel;
@@ -23,7 +23,7 @@ impl Dispatcher {
     }
 
     /// Handles the end of a label. Unknown labels are ignored: they were answered already, or belong to an earlier start of the dispatcher.
-    /// Their outputs are never discarded, since they may be in use.
+    /// Outputs of unknown labels are never discarded, since they may be in use.
     pub(super) fn on_finished(
         &mut self,
         node: NodeId,
@@ -54,7 +54,7 @@ impl Dispatcher {
         self.conclude(label, *outcome, turn);
     }
 
-    /// Handles an outcome of a label that was revoked or aborted.
+    /// Handles the outcome of a label that was revoked or aborted.
     fn finish_late(&mut self, label: LabelId, outcome: Box<Outcome>, turn: &mut Turn<'_>) {
         if outcome.result.is_ok() && self.revivable(label) && !self.before_its_turn(label) {
             let Some(issued) = self.labels.get(&label) else {
@@ -74,7 +74,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns whether a label read an output of another label that has not been reported yet.
+    /// Returns whether the label read an output of another label whose outcome has not been reported yet.
     pub(super) fn before_its_turn(&self, label: LabelId) -> bool {
         let Some(issued) = self.labels.get(&label).filter(|issued| issued.chained) else {
             return false;
@@ -91,7 +91,7 @@ impl Dispatcher {
         })
     }
 
-    /// Counts the needs of a label after the labels that it followed have ended.
+    /// Counts the resources that labels need from now on, after the labels that they followed have ended.
     pub(super) fn follow_no_more(&mut self, label: LabelId) {
         let Some(node) = self.labels.get(&label).map(|issued| issued.node) else {
             return;
@@ -101,7 +101,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the object that an input will be after a label that is outstanding on `node` has succeeded.
+    /// Returns the object that an input will be after an outstanding label on `node` has succeeded.
     pub(super) fn flying(&self, origin: Origin, node: NodeId) -> Option<Placed> {
         let Origin::Task(maker, output) = origin else {
             return None;
@@ -151,7 +151,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the outputs of a label in the order of its task; `None` if one was not reported.
+    /// Returns the outputs of a label in the order of its task's outputs; `None` if the node did not report all of them.
     fn outputs(&self, issued: &SentLabel, sealed: &[SealedOutput]) -> Option<Vec<Placed>> {
         let node = issued.node;
         let find = |(output, &object): (&OutputSpec, &ObjectId)| {
@@ -167,8 +167,8 @@ impl Dispatcher {
         outputs.iter().zip(&issued.objects).map(find).collect()
     }
 
-    /// Revokes the labels that follow a label that did not succeed, and returns their tasks. Their node will not run these labels
-    /// either, but may not have been informed of them yet.
+    /// Revokes the labels that follow a label that did not succeed, and returns their tasks. The node does not run these labels, either,
+    /// but may not have been informed of them yet.
     fn abandon_followers(
         &mut self,
         id: TaskId,
@@ -257,8 +257,8 @@ impl Dispatcher {
         }
     }
 
-    /// Handles a failure. A failure without the task's own fault (its node was lost, an input could not be fetched) counts as a loss, not
-    /// as a try.
+    /// Handles a failure of a task. A failure without the task's own fault (its node was lost, an input could not be fetched) counts as a
+    /// loss and not as a try.
     fn fail(&mut self, id: TaskId, issued: SentLabel, failure: Failure, turn: &mut Turn<'_>) {
         let followers = self.abandon_followers(id, issued.objects, turn);
         let kind = failure.kind;
@@ -300,7 +300,7 @@ impl Dispatcher {
     }
 }
 
-/// Removes the outputs of a success that does not count.
+/// Deletes the outputs of a success that does not count.
 pub(super) fn discard(node: NodeId, outcome: &Outcome, turn: &mut Turn<'_>) {
     if let Ok(sealed) = &outcome.result
         && !sealed.is_empty()

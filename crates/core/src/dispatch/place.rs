@@ -1,5 +1,5 @@
 //! Placement of tasks, from Ready to Sent: decides the order in which tasks are considered, the state that the policy sees, and the tasks
-//! that are sent together. Its effects are actions of the dispatcher.
+//! that are sent together. Effects are actions of the dispatcher.
 //!
 //! A **mini DAG** (AnalyzeThis §3.1) grows from a placed task. A task that waits only for labels of the same node joins if the policy
 //! would place it on that node as well; the policy sees the pending outputs as if they existed. The node starts such a task without
@@ -28,18 +28,18 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Inputs of a task and their locations.
 #[derive(Debug, Default)]
 pub(super) struct TaskReads {
-    /// Inputs, sealed or still to be written.
+    /// Input objects of the task, sealed or still to be written.
     placed: Vec<Placed>,
-    /// Number of inputs that are not the kernel's code, and the nodes that hold them.
+    /// Number of inputs that are not the kernel's code, and the nodes that hold these inputs.
     data: usize,
     holders: Vec<NodeId>,
-    /// Size of all inputs in bytes, and the size per node that holds them or should have replicas, in order.
+    /// Size of all inputs in bytes, and the size per node that holds inputs or should have replicas, in order of node ids.
     pub(super) bytes: u64,
     pub(super) local: Vec<(NodeId, u64)>,
 }
 
 impl TaskReads {
-    /// Returns the same lists without entries, for the next task.
+    /// Returns the same lists without entries, to reuse them for the next task.
     pub(super) fn emptied(mut self) -> Self {
         self.placed.clear();
         self.holders.clear();
@@ -51,7 +51,7 @@ impl TaskReads {
         }
     }
 
-    /// Returns the size of the inputs on a node, in bytes.
+    /// Returns the size of the task's inputs on a node, in bytes.
     pub(super) fn held(&self, node: NodeId) -> u64 {
         let at = self.local.binary_search_by_key(&node, |(id, _)| *id);
         at.map_or(0, |at| self.local[at].1)
@@ -62,16 +62,16 @@ impl TaskReads {
 #[derive(Clone, Copy)]
 struct SubgraphTask {
     task: TaskId,
-    /// Expected time of its end.
+    /// Time at which the task is expected to end, from now.
     end: Span,
     /// Length of the longest chain of dependent tasks in the mini DAG up to this task.
     depth: usize,
 }
 
-/// Chosen node for a task.
+/// Node chosen for a task.
 pub(super) struct PlacementChoice {
     pub(super) choice: Option<PolicyChoice>,
-    /// Candidate with its costs; `None` if only the job script, and not the policy, would place the task on the node.
+    /// Candidate node with its costs; `None` if only the job script, and not the policy, would place the task on the node.
     pub(super) chosen: Option<Candidate>,
     pub(super) reads: TaskReads,
     pub(super) earliest: Span,
@@ -118,7 +118,7 @@ impl Dispatcher {
         }
     }
 
-    /// Places the first task of a line, and the later tasks that its policy places together with it. Returns whether all of them were sent.
+    /// Places the first task of a ready queue, and the later tasks that its policy places together with it. Returns whether all were sent.
     fn place_first(&mut self, line: ReadyQueue, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let batch = self.batch(line, id, turn);
         if batch.is_empty() {
@@ -157,7 +157,7 @@ impl Dispatcher {
             .map(|((_, id), line)| (line, id))
     }
 
-    /// Asks the policy for a task, and sends the task or puts it in line. Returns whether it was sent.
+    /// Asks the policy for a node for a task, and sends the task or puts it in a ready queue. Returns whether the task was sent.
     fn place(&mut self, id: TaskId, turn: &mut Turn<'_>) -> bool {
         let answer = self.ask(id, Span::default(), None, turn.now);
         let news = self.news;
@@ -165,7 +165,7 @@ impl Dispatcher {
         self.carry_out(id, answer, turn)
     }
 
-    /// Sends a task to its chosen node if there is capacity, or puts it in line. Returns whether it was sent.
+    /// Sends a task to its chosen node if the node has capacity, or puts the task in a ready queue. Returns whether the task was sent.
     pub(super) fn carry_out(
         &mut self,
         id: TaskId,
@@ -191,8 +191,8 @@ impl Dispatcher {
         false
     }
 
-    /// Asks the policy again for tasks that wait for full nodes while another node is idle, if anything has changed since the last
-    /// request. Asks for a few tasks per event, the first of every line.
+    /// Asks the policy again for tasks that wait for full nodes while another node is idle, if anything has changed since the last request.
+    /// Asks for a few tasks per event, the first of every ready queue.
     fn feed_idle(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() {
             return;
@@ -215,15 +215,15 @@ impl Dispatcher {
         self.touched.clear();
     }
 
-    /// Returns whether there are ids for a task's label and outputs.
+    /// Returns whether enough ids are left for a task's label and outputs.
     pub(super) fn can_issue(&mut self, id: TaskId) -> bool {
         let outputs = self.task(id).spec.outputs.iter();
         let ids = outputs.map(|output| directory::ids(&output.name)).sum();
         self.ids.ready(ids)
     }
 
-    /// Shows the cluster to the policy of a task's job, unless the job script names a node. `along` is the node whose outstanding
-    /// labels the task would follow, and `earliest` is the time until the last of them should have ended.
+    /// Asks the policy of a task's job for a node, unless the job script names a node. `along` is the node whose outstanding labels the
+    /// task would follow, and `earliest` is the time until the last of these labels should have ended.
     pub(super) fn ask(
         &mut self,
         id: TaskId,
@@ -279,7 +279,7 @@ impl Dispatcher {
         }
     }
 
-    /// Determines the inputs of a task and adds them to the empty list `reads`.
+    /// Determines the inputs of a task with their locations and adds them to the empty list `reads`.
     pub(super) fn read(&self, id: TaskId, along: Option<NodeId>, reads: &mut TaskReads) {
         let task = self.task(id);
         let spec = &task.spec;
@@ -319,7 +319,7 @@ impl Dispatcher {
         });
     }
 
-    /// Adds an input that consists of several objects, like [`Self::read`]: the size of the input in each of these objects.
+    /// Adds an input that consists of several objects, like [`Self::read`], with the size of the input in each of these objects.
     fn read_parts(
         &self,
         placed: Placed,
@@ -353,7 +353,7 @@ impl Dispatcher {
         reads.placed.push(placed);
     }
 
-    /// Sends a task, and the tasks that follow it on the same node.
+    /// Sends a task, and the tasks that follow it on the same node as a mini DAG.
     fn send(&mut self, first: TaskId, mut answer: PlacementChoice, turn: &mut Turn<'_>) {
         let Some(choice) = answer.choice else {
             return;
@@ -406,7 +406,7 @@ impl Dispatcher {
         }
     }
 
-    /// Returns the costs of a task on each node, for its explanation.
+    /// Returns the costs of a task on each node, for the explanation of the task's placement.
     fn estimates(&mut self, id: TaskId, answer: &PlacementChoice, now: Time) -> Vec<Estimate> {
         if !self.explains {
             return Vec::new();
@@ -421,7 +421,7 @@ impl Dispatcher {
         cost_view.all().iter().map(|one| one.estimate).collect()
     }
 
-    /// Returns the time at which the labels that a waiting task depends on should have ended. Returns `None` unless all of them are on
+    /// Returns the time at which the labels that a waiting task depends on should have ended. Returns `None` unless all these labels are on
     /// `node` and nothing else blocks the task.
     fn can_follow(&self, id: TaskId, node: NodeId, sent: &[SubgraphTask]) -> Option<Span> {
         let task = self.task(id);
@@ -461,7 +461,7 @@ impl Dispatcher {
         Some(ends.max().unwrap_or_default())
     }
 
-    /// Makes a label for a task and adds it to a node. Returns the expected time of its end.
+    /// Makes a label for a task and adds the label to a node. Returns the expected end of the label.
     fn issue(
         &mut self,
         id: TaskId,
@@ -536,8 +536,8 @@ impl Dispatcher {
         wait + expected
     }
 
-    /// Records that a node is to fetch an input of a task, if the node does not have it. Ranges of bytes are not recorded, because
-    /// other tasks that read the same range are rare.
+    /// Records that a node will fetch an input of a task, if the node does not have the input. Ranges of bytes are not recorded, because
+    /// tasks that read the same range are rare.
     fn note_fetched(&mut self, id: TaskId, index: usize, placed: Placed, node: NodeId) {
         if placed.object == ObjectId::STATUS {
             return;
@@ -557,7 +557,7 @@ impl Dispatcher {
         }
     }
 
-    /// Reports to the policy that its choice was carried out. Returns the policy's name for an explanation, `None` if no policy was asked.
+    /// Reports to the policy that its choice was carried out. Returns the policy's name for the explanation; `None` without a policy.
     pub(super) fn commit(
         &mut self,
         (job, id): (JobId, TaskId),
@@ -671,7 +671,7 @@ impl Dispatcher {
     }
 }
 
-/// Returns the text that an explanation shows instead of a policy if no policy was asked.
+/// Returns the text that an explanation shows instead of a policy's name if no policy was asked.
 fn unasked(choice: &PolicyChoice) -> &'static str {
     match choice.reason {
         Reason::Beside => "streaming",
@@ -696,7 +696,7 @@ fn streaming(spec: &TaskSpec) -> Vec<u32> {
     some.map(|(index, _)| index).collect()
 }
 
-/// Returns the request that a policy sees for a task. Pass no job for a task that belongs to no wave yet.
+/// Returns the placement request that a policy sees for a task. Pass no job for a task that belongs to no wave yet.
 pub(super) fn request<'a>(
     id: TaskId,
     task: &'a DispatchedTask,
@@ -717,7 +717,7 @@ pub(super) fn request<'a>(
     }
 }
 
-/// Returns the policy that places a task. Task instances are placed where their bytes are stored, whatever policy the job names.
+/// Returns the policy that places a task. Task instances are placed on the nodes that store their bytes, whatever policy the job names.
 pub(super) fn policy_of<'a>(task: &DispatchedTask, job: &'a DispatchedJob) -> &'a str {
     match task.spec.share {
         TaskRole::Instance => INSTANCES,
@@ -725,7 +725,7 @@ pub(super) fn policy_of<'a>(task: &DispatchedTask, job: &'a DispatchedJob) -> &'
     }
 }
 
-/// Returns the time that a label occupies its node.
+/// Returns the time for which a label occupies its node.
 fn cost_of(estimate: &Estimate) -> Span {
     let run = if estimate.run_ns == 0 {
         UNKNOWN_RUN

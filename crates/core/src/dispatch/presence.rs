@@ -1,5 +1,5 @@
-//! Handling of nodes that connect, disconnect or are suspended. Connecting and losing a node take time in the number of ready tasks;
-//! all other steps take time in the work of the node. The effects are actions of the dispatcher.
+//! Handling of nodes that connect, disconnect or are suspended. Connecting and losing a node take time in proportion to the number of ready
+//! tasks; all other steps take time in proportion to the work of the node. Effects are actions of the dispatcher.
 
 use super::node::Presence;
 use super::outcome::discard;
@@ -29,7 +29,7 @@ impl Dispatcher {
         self.touch(id);
     }
 
-    /// Resumes labels with their node and aborts those that were replaced. A label can be resumed only after those that it depends on.
+    /// Resumes the labels of a connected node, each after the labels that it depends on, and aborts labels that were replaced.
     fn take_up(&mut self, id: NodeId, turn: &mut Turn<'_>) {
         let known = self.labels.iter().filter(|(_, issued)| issued.node == id);
         let mut left: Vec<LabelId> = known.map(|(label, _)| *label).collect();
@@ -70,7 +70,7 @@ impl Dispatcher {
         }
     }
 
-    /// Stores the status of a node.
+    /// Stores the reported status of a node.
     fn refresh(&mut self, id: NodeId, mut view: NodeView) {
         for (kernel, history) in std::mem::take(&mut view.history) {
             if let Some(new) = self.learned.report(&kernel, id, history) {
@@ -91,7 +91,7 @@ impl Dispatcher {
         self.look_again(id, back, turn);
     }
 
-    /// Handles a suspended node, which keeps its labels that have not ended, if there are any.
+    /// Handles a suspended node, which keeps its unfinished labels, if it has any.
     pub(super) fn on_node_suspended(&mut self, id: NodeId, turn: &mut Turn<'_>) {
         let node = self.node_mut(id);
         if node.presence == Presence::Suspended {
@@ -103,8 +103,8 @@ impl Dispatcher {
         self.count_idle(id);
     }
 
-    /// Settles tasks that depend on a node which is no longer online: tasks that were revoked, tasks with inputs on the node, and
-    /// tasks that waited for it.
+    /// Decides the next state of tasks that depend on a node which is no longer online: tasks that were revoked, tasks with inputs on the
+    /// node, and tasks that waited for the node.
     fn look_again(&mut self, id: NodeId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
         let unready = self
             .lines
@@ -135,7 +135,7 @@ impl Dispatcher {
     }
 
     /// Revokes the labels of a lost node and returns their tasks. The tasks are Waiting, or Failed after too many losses; the caller
-    /// settles them.
+    /// decides their next state.
     pub(super) fn revoke_labels(&mut self, id: NodeId, turn: &mut Turn<'_>) -> Vec<TaskId> {
         let node = self.node_mut(id);
         let labels: Vec<LabelId> = node.outstanding.keys().collect();
@@ -184,7 +184,7 @@ impl Dispatcher {
         self.set_state(id, TaskState::Waiting, turn);
     }
 
-    /// Returns whether a label's outcome still counts.
+    /// Returns whether the outcome of a label still counts.
     pub(super) fn live(&self, label: LabelId) -> bool {
         self.labels
             .get(&label)

@@ -1,4 +1,4 @@
-//! Queries of status pages and of the driver. They change nothing.
+//! Queries of the dispatcher's state for status pages and for the driver. Queries change nothing.
 
 use super::{Dispatcher, ReadyQueue};
 use crate::event::{JobState, NodeView, Role, TaskState};
@@ -17,7 +17,7 @@ pub struct JobStatus {
     pub job: JobId,
     /// Owner of the job.
     pub owner: Owner,
-    /// Name of its policy.
+    /// Name of the job's policy.
     pub policy: String,
     /// State of the job.
     pub state: JobState,
@@ -25,7 +25,7 @@ pub struct JobStatus {
     pub submitted: Time,
     /// Time at which the job ended.
     pub ended: Option<Time>,
-    /// Number of its tasks in each state; states without tasks are left out.
+    /// Number of the job's tasks in each state; states without tasks are left out.
     pub tasks: BTreeMap<TaskState, usize>,
 }
 
@@ -36,13 +36,13 @@ pub struct TaskStatus {
     pub task: TaskId,
     /// Name of the task in the script.
     pub name: String,
-    /// Name of its kernel.
+    /// Name of the task's kernel.
     pub kernel: String,
     /// State of the task.
     pub state: TaskState,
-    /// Number of tries so far.
+    /// Number of tries of the task so far.
     pub tries: u32,
-    /// Current label and the node that has it.
+    /// Current label of the task and the node that has the label.
     pub sent: Option<(LabelId, NodeId)>,
     /// Outputs of the task.
     pub outputs: Vec<Placed>,
@@ -57,17 +57,17 @@ pub struct NodeStatus {
     pub up: bool,
     /// Last reported status of the node.
     pub view: NodeView,
-    /// Number of labels in its queue, including running ones.
+    /// Number of labels in the node's queue, including running ones.
     pub outstanding: usize,
-    /// Number of running labels.
+    /// Number of labels that run on the node.
     pub running: usize,
-    /// Maximum number of labels in its queue.
+    /// Maximum number of labels in the node's queue.
     pub bound: usize,
-    /// Expected time until a core is free.
+    /// Expected time until a core of the node is free.
     pub wait: Span,
-    /// Number of ready tasks that wait in the dispatcher for a place in its queue.
+    /// Number of ready tasks that wait in the dispatcher for a place in the node's queue.
     pub waiting: usize,
-    /// Programs of tasks that the node reported to have.
+    /// Programs of tasks that the node reported as installed.
     pub programs: Vec<String>,
 }
 
@@ -76,19 +76,19 @@ pub struct NodeStatus {
 pub struct NodeLoad {
     /// Id of the node.
     pub node: NodeId,
-    /// Number of running labels.
+    /// Number of labels that run on the node.
     pub running: usize,
-    /// Number of labels in its queue that do not run yet.
+    /// Number of labels in the node's queue that do not run yet.
     pub queued: usize,
-    /// Number of ready tasks that wait in the dispatcher for a place in its queue.
+    /// Number of ready tasks that wait in the dispatcher for a place in the node's queue.
     pub waiting: usize,
-    /// Expected time until it has a core for another label, after all earlier labels.
+    /// Expected time until the node has a core for another label, after all earlier labels.
     pub wait: Span,
-    /// Expected time until all its work is done.
+    /// Expected time until all work of the node is done.
     pub left: Span,
 }
 
-/// Returns the view of a node that has not connected yet.
+/// Returns the status of a node that has not connected yet.
 pub(super) fn unknown_view() -> NodeView {
     NodeView {
         role: Role::Store,
@@ -103,12 +103,12 @@ pub(super) fn unknown_view() -> NodeView {
 }
 
 impl Dispatcher {
-    /// Returns all jobs that were not forgotten, oldest id first.
+    /// Returns all jobs that were not deleted, oldest id first.
     pub fn jobs(&self) -> impl Iterator<Item = JobStatus> + '_ {
         self.jobs.keys().filter_map(|&job| self.job(job))
     }
 
-    /// Returns one job.
+    /// Returns the status of a job.
     #[must_use]
     pub fn job(&self, id: JobId) -> Option<JobStatus> {
         let job = self.jobs.get(&id)?;
@@ -128,7 +128,7 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the tasks of a job in the script's order; none if there is no such job.
+    /// Returns the tasks of a job in the script's order; none if the job does not exist.
     pub fn tasks(&self, job: JobId) -> impl Iterator<Item = TaskStatus> + '_ {
         let tasks = self
             .jobs
@@ -152,13 +152,13 @@ impl Dispatcher {
         })
     }
 
-    /// Returns the number of ready tasks that wait for a place on a node.
+    /// Returns the number of ready tasks that wait for a place in the queue of a node.
     fn waiting_for(&self, id: NodeId) -> usize {
         let lines = [ReadyQueue::At(id), ReadyQueue::Pinned(id)].map(|line| self.lines.get(&line));
         lines.into_iter().flatten().map(BTreeSet::len).sum()
     }
 
-    /// Returns the loads of online nodes. Tasks that wait in the dispatcher count for the mean time of the tasks that were sent.
+    /// Returns the loads of online nodes. A task that waits in the dispatcher counts with the mean expected time of the sent tasks.
     pub fn loads(&self, now: Time) -> impl Iterator<Item = NodeLoad> + '_ {
         let up = self.nodes.iter().filter(|(_, node)| node.up());
         up.map(move |(id, node)| {
@@ -180,7 +180,7 @@ impl Dispatcher {
         })
     }
 
-    /// Returns all known nodes.
+    /// Returns the status of all known nodes.
     pub fn nodes(&self, now: Time) -> impl Iterator<Item = NodeStatus> + '_ {
         self.nodes.iter().map(move |(id, node)| NodeStatus {
             node: id,
@@ -203,7 +203,7 @@ impl Dispatcher {
         self.replicas.on(node)
     }
 
-    /// Returns the policy of jobs that name none.
+    /// Returns the name of the policy for jobs that name no policy.
     #[must_use]
     pub fn policy(&self) -> &str {
         &self.config.policy
@@ -216,7 +216,7 @@ impl Dispatcher {
         policy.map_or_else(policy::PolicyState::default, |policy| policy.memory())
     }
 
-    /// Returns the task of a label, while the label's outcome is not known.
+    /// Returns the task of a label, as long as the label's outcome is not known.
     #[must_use]
     pub fn task_of(&self, label: LabelId) -> Option<TaskId> {
         self.labels.get(&label).map(|issued| issued.task)

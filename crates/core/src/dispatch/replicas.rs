@@ -1,39 +1,39 @@
-//! Replicas of objects on nodes other than the first: the objects that nodes should have fetched for earlier labels, and the replicas that
-//! are kept permanently. This module only records them for the dispatcher.
+//! Replicas of objects on nodes other than the first: the objects that nodes should have fetched for earlier labels, and the permanent
+//! replicas. This module only records replicas for the dispatcher.
 //!
 //! Fetched replicas only influence estimated costs. Labels name a node that holds an object, and a node that dropped its replica fetches
-//! the object again; so a wrong guess moves bytes but loses nothing. Permanent replicas are equal to the first replica: an input is available as
-//! long as a node with any of them is online.
+//! the object again; so a wrong guess transfers bytes but loses nothing. Permanent replicas are equal to the first replica: an input is
+//! available as long as a node with any permanent replica is online.
 
 use crate::id::{NodeId, ObjectId};
 use crate::layout::{Layout, Selection, StripedLayout};
 use crate::object::Placed;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Size of the replicas that a node keeps after their last use by default, in bytes. Estimates assume this size.
+/// Default size of the fetched replicas that a node keeps after their last use, in bytes. Estimates assume this size.
 pub const REPLICAS_BYTES_MAX: u64 = 256 << 20;
 
-/// Maximum number of replicas per node that estimates consider.
+/// Maximum number of fetched replicas per node that estimates consider.
 pub const REPLICAS_MAX: usize = 4096;
 
 /// Maximum number of recorded permanent replicas: beyond it only the first replica of an object is known.
 pub const LASTING_MAX: usize = 1 << 20;
 
-/// Replicas in the cluster.
+/// Known replicas of objects in the cluster.
 #[derive(Debug, Default)]
 pub(super) struct Replicas {
     /// Objects with the nodes that keep a permanent replica in addition to the first replica.
     lasting: BTreeSet<(ObjectId, NodeId)>,
-    /// Layouts of objects that consist of several objects.
+    /// Layouts of objects that consist of parts.
     parts: BTreeMap<ObjectId, Layout>,
-    /// Objects with nodes whose replicas were removed or are corrupt.
+    /// Objects with the nodes whose replicas of the object were deleted or are corrupt.
     missing: BTreeSet<(ObjectId, NodeId)>,
-    /// Objects with the nodes that should have a replica.
+    /// Objects with the nodes that should have a fetched replica.
     holders: BTreeSet<(ObjectId, NodeId)>,
     kept: BTreeMap<NodeId, ReplicaOrder>,
 }
 
-/// Replicas of one node, oldest first.
+/// Fetched replicas of one node, oldest first.
 #[derive(Debug, Default)]
 struct ReplicaOrder {
     order: VecDeque<(ObjectId, u64)>,
@@ -41,7 +41,7 @@ struct ReplicaOrder {
 }
 
 impl Replicas {
-    /// Records that a node is to fetch an object.
+    /// Records that a node will fetch an object.
     pub(super) fn note(&mut self, node: NodeId, object: ObjectId, size: u64) {
         if self.lasting.contains(&(object, node)) || !self.holders.insert((object, node)) {
             return;
@@ -61,7 +61,7 @@ impl Replicas {
         }
     }
 
-    /// Records that a node has gained or lost a permanent replica; the node of the first replica may lose it, too.
+    /// Records that a node has gained or lost a permanent replica of an object; the node of the first replica may lose it, too.
     pub(super) fn set(&mut self, object: ObjectId, node: NodeId, there: bool) {
         if there {
             self.missing.remove(&(object, node));
@@ -90,7 +90,7 @@ impl Replicas {
         Some((0..layout.parts().len()).filter_map(|part| placed(layout, part)))
     }
 
-    /// Returns the stripes of an object; `None` if it is not striped.
+    /// Returns the stripes of an object; `None` if the object is not striped.
     pub(super) fn striped(&self, object: ObjectId) -> Option<&StripedLayout> {
         match self.parts.get(&object)? {
             Layout::Striped(striped) => Some(striped),
@@ -98,7 +98,7 @@ impl Replicas {
         }
     }
 
-    /// Returns the parts that hold bytes of a selection, with the number of these bytes; `None` if the object has no parts.
+    /// Returns the parts of an object that hold bytes of a selection, with the number of these bytes; `None` if the object has no parts.
     pub(super) fn selected(
         &self,
         object: ObjectId,
@@ -119,7 +119,7 @@ impl Replicas {
         Some(parts.collect())
     }
 
-    /// Returns whether a node has lost an object that it was reported to hold.
+    /// Returns whether a node has lost an object that the node was reported to hold.
     pub(super) fn is_missing(&self, object: ObjectId, node: NodeId) -> bool {
         self.missing.contains(&(object, node))
     }
@@ -129,7 +129,7 @@ impl Replicas {
         self.lasting(object).next().is_some() || of(&self.missing, object).next().is_some()
     }
 
-    /// Removes the records of an object's permanent replicas, which nobody needs any more.
+    /// Removes the records of an object's permanent replicas, which no job needs any more.
     pub(super) fn forget_lasting(&mut self, object: ObjectId) {
         if let Some(layout) = self.parts.remove(&object) {
             for part in layout.parts() {
@@ -146,25 +146,25 @@ impl Replicas {
         }
     }
 
-    /// Returns the nodes that keep a permanent replica in addition to the first replica.
+    /// Returns the nodes that keep a permanent replica of an object in addition to the first replica.
     pub(super) fn lasting(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         of(&self.lasting, object)
     }
 
-    /// Returns the nodes that should have a replica.
+    /// Returns the nodes that should have a fetched replica of an object.
     pub(super) fn of(&self, object: ObjectId) -> impl Iterator<Item = NodeId> + '_ {
         let fetched = of(&self.holders, object);
         let fetched = fetched.filter(move |&node| !self.lasting.contains(&(object, node)));
         self.lasting(object).chain(fetched)
     }
 
-    /// Returns the replicas that a node should have, oldest first.
+    /// Returns the fetched replicas that a node should have, oldest first.
     pub(super) fn on(&self, node: NodeId) -> impl Iterator<Item = (ObjectId, u64)> + '_ {
         let kept = self.kept.get(&node);
         kept.into_iter().flat_map(|kept| kept.order.iter().copied())
     }
 
-    /// Removes the fetched replicas of a node that restarts without them.
+    /// Removes the records of the fetched replicas of a node that restarts without them.
     pub(super) fn forget(&mut self, node: NodeId) {
         for (object, _) in self.kept.remove(&node).unwrap_or_default().order {
             self.holders.remove(&(object, node));
@@ -172,7 +172,7 @@ impl Replicas {
     }
 }
 
-/// Returns a part at its first location.
+/// Returns a part of an object at the part's first location.
 fn placed(layout: &Layout, part: usize) -> Option<Placed> {
     let part = layout.parts().get(part)?;
     Some(Placed {

@@ -2,8 +2,8 @@
 //! that were sent and have not begun, the last of the longest queue first. It asks the task's policy as if the label was not sent. If the
 //! policy prefers an idle node, the dispatcher asks the label's own node to return the label.
 //!
-//! Nothing is assumed: the label stays the try of its task until its node has answered, so a label that began in between continues to
-//! run, and no task runs twice. The task of a returned label is placed like any other.
+//! A label stays the current try of its task until its node has answered. So a label that began before the answer continues to run, and no
+//! task runs twice. The task of a returned label is placed like any other task.
 
 use super::{Dispatcher, RESCHEDULE_ASKS_MAX, RESCHEDULE_LOOKS_MAX, RESCHEDULES_MAX, Turn};
 use crate::event::{Action, TaskState};
@@ -12,7 +12,7 @@ use crate::time::{Span, Time};
 use std::cmp::Reverse;
 
 impl Dispatcher {
-    /// Reschedules labels for idle nodes, one at a time for each.
+    /// Reschedules labels to idle nodes, one label at a time for each idle node.
     pub(super) fn reschedule(&mut self, turn: &mut Turn<'_>) {
         if self.idle.is_empty() || self.crowded.is_empty() || self.to_look == 0 {
             return;
@@ -43,7 +43,7 @@ impl Dispatcher {
         }
     }
 
-    /// Forgets reschedules of labels that began or ended.
+    /// Forgets reschedule requests for labels that began or ended.
     fn forget_answered(&mut self) {
         let mut rescheduled = std::mem::take(&mut self.rescheduled);
         rescheduled.retain(|&label, _| {
@@ -70,7 +70,7 @@ impl Dispatcher {
         some.into_iter().map(|(_, id)| id).collect()
     }
 
-    /// Returns the last label of a node that could also run on another node, and its task, if anything has changed since its policy
+    /// Returns the last label of a node that could also run on another node, and the label's task, if anything has changed since the policy
     /// was asked.
     fn last_queued(&self, node: NodeId) -> Option<(LabelId, TaskId)> {
         let queued = self.nodes.get(&node)?.outstanding.keys().rev();

@@ -1,5 +1,4 @@
-//! Run times per kernel: the histories of all nodes, arranged by kernel, so that placing a task needs one look-up and not one per
-//! node.
+//! Run times per kernel: the histories of all nodes, arranged by kernel, so that placing a task needs one look-up instead of one per node.
 //!
 //! A kernel's name is looked up when a job or a status arrives; after that the kernel is named by its number.
 
@@ -13,24 +12,24 @@ use std::collections::BTreeMap;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct KernelNumber(u32);
 
-/// Histories of all nodes.
+/// Run-time histories of all kernels on all nodes.
 #[derive(Debug, Default)]
 pub(super) struct Learned {
     numbers: BTreeMap<String, KernelNumber>,
     kernels: Vec<KernelRuns>,
 }
 
-/// Runs of one kernel.
+/// Run-time histories of one kernel.
 #[derive(Debug, Default)]
 pub(super) struct KernelRuns {
-    /// History on each node that ran it; no mean before the first run ended.
+    /// History on each node that ran the kernel; no mean before the first run has ended.
     pub(super) by_node: IdTable<NodeId, (History, Option<Mean>)>,
-    /// History on all nodes together.
+    /// Combined history of the kernel on all nodes.
     pub(super) pooled: History,
 }
 
 impl Learned {
-    /// Returns the number of a kernel, and creates one for an unknown kernel.
+    /// Returns the number of a kernel, and assigns one to an unknown kernel.
     pub(super) fn number(&mut self, kernel: &str) -> KernelNumber {
         if let Some(&number) = self.numbers.get(kernel) {
             return number;
@@ -50,7 +49,7 @@ impl Learned {
         &self.kernels[kernel.0 as usize]
     }
 
-    /// Returns a node's history by kernel.
+    /// Returns a node's run-time histories by kernel.
     pub(super) fn on(&self, node: NodeId) -> BTreeMap<String, History> {
         let known = |(name, &number): (&String, &KernelNumber)| {
             let (history, _) = self.of(number).by_node.get(&node)?;
@@ -59,7 +58,7 @@ impl Learned {
         self.numbers.iter().filter_map(known).collect()
     }
 
-    /// Stores a node's report on a kernel, unless more runs are known already from outcomes that arrived after the status was taken.
+    /// Stores a node's report on a kernel, unless more runs are known already from outcomes that arrived after the node's status was taken.
     /// Returns the kernel if it was unknown before.
     pub(super) fn report(
         &mut self,
@@ -77,7 +76,7 @@ impl Learned {
         new.then_some(number)
     }
 
-    /// Records a successful run, together with the node's history.
+    /// Records a successful run of a kernel, together with the node's history.
     pub(super) fn add(
         &mut self,
         kernel: KernelNumber,
@@ -96,7 +95,7 @@ impl Learned {
 }
 
 impl KernelRuns {
-    /// Replaces a node's history.
+    /// Replaces the history of the kernel on a node.
     fn set(&mut self, node: NodeId, history: History) {
         let known = (history, Mean::of(&history));
         let old = self.by_node.insert(node, known);
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn learned_pool_sums_latest_report_of_each_node() {
+    fn pooled_run_times_sum_latest_report_of_each_node() {
         let mut learned = Learned::default();
         for (node, runs) in [(1, 3), (2, 4), (1, 5)] {
             learned.report("mean", NodeId(node), history(runs));
@@ -134,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn learned_ignores_report_with_fewer_runs() {
+    fn run_times_ignore_report_with_fewer_runs() {
         let mut learned = Learned::default();
         let node = NodeId(1);
         learned.report("mean", node, history(3));

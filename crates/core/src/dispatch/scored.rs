@@ -10,16 +10,16 @@ use crate::score::{self, Weights};
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
-/// Whether the queue is full, bucket, labels per core, id.
+/// Whether the node's queue is full, bucket of the score, labels per core, id of the node.
 type ScoreKey = (bool, Reverse<u16>, u64, NodeId);
 
-/// Order for some weights.
+/// Order of the storage nodes by their scores under some weights.
 #[derive(Debug)]
 pub(super) struct Scored {
     weights: Weights,
     order: BTreeSet<ScoreKey>,
     ranks: IdTable<NodeId, ScoreKey>,
-    /// Nodes whose position may have changed.
+    /// Nodes whose position in the order may have changed.
     shifted: BTreeSet<NodeId>,
 }
 
@@ -41,7 +41,7 @@ impl Scored {
         self.shifted.insert(id);
     }
 
-    /// Returns the first node in the order for which `pass` returns false.
+    /// Returns the first node in the order of scores for which `pass` returns false.
     pub(super) fn best<'a>(
         &mut self,
         node: impl Fn(NodeId) -> Option<&'a NodeState>,

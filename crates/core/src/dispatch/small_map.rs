@@ -1,11 +1,11 @@
-//! Map with few entries: one list in the order of keys, which takes less memory than a tree and is searched fast.
+//! Map with few entries: one list in the order of keys, which takes less memory than a tree and is fast to search.
 //!
-//! It is intended for ids that are inserted and removed in about their order, such as the labels of a queue or the tasks that a task waits
-//! for: such entries are at an end of the list, where few entries have to be moved.
+//! The map is intended for ids that are inserted and removed in about their order, such as the labels of a queue or the tasks that a task
+//! waits for: such entries are at an end of the list, where few entries have to be moved.
 
 use std::collections::VecDeque;
 
-/// Values by key.
+/// Map with few entries, sorted by key.
 #[derive(Debug)]
 pub(super) struct ShortMap<K, V = ()> {
     entries: VecDeque<(K, V)>,
@@ -44,7 +44,7 @@ impl<K: Ord + Copy, V> ShortMap<K, V> {
         Some(&self.entries[place].1)
     }
 
-    /// Inserts a value and returns the previous one.
+    /// Inserts a value and returns the key's previous value.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         match self.find(key) {
             Ok(place) => Some(std::mem::replace(&mut self.entries[place].1, value)),
@@ -55,7 +55,7 @@ impl<K: Ord + Copy, V> ShortMap<K, V> {
         }
     }
 
-    /// Returns the value of a key, and inserts one if there is none.
+    /// Returns the value of a key, and inserts a value if the key is absent.
     pub(super) fn get_or_insert_with(&mut self, key: K, make: impl FnOnce() -> V) -> &mut V {
         let place = match self.find(key) {
             Ok(place) => place,
@@ -72,7 +72,7 @@ impl<K: Ord + Copy, V> ShortMap<K, V> {
         self.entries.remove(place).map(|(_, value)| value)
     }
 
-    /// Removes all entries and keeps their memory.
+    /// Removes all entries of the map without freeing its memory.
     pub(super) fn clear(&mut self) {
         self.entries.clear();
     }
@@ -85,7 +85,7 @@ impl<K: Ord + Copy, V> ShortMap<K, V> {
         self.entries.pop_front()
     }
 
-    /// Returns a key by its index in the order.
+    /// Returns the key at an index of the sorted list.
     pub(super) fn nth_key(&self, place: usize) -> Option<K> {
         self.entries.get(place).map(|(key, _)| *key)
     }
@@ -110,7 +110,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     proptest! {
-        /// After any inserts and removals, the map holds the entries of a `BTreeMap` in the same order.
+        /// After any inserts and removals, the short map holds the entries of a `BTreeMap` in the same order.
         #[test]
         fn short_map_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..40, 0_u8..4), 0..200),

@@ -2,8 +2,8 @@
 //! JSON lines: `cargo test --release -p tidemill-core --lib dispatch::speed -- --ignored --nocapture`.
 //!
 //! Time is processor time, so that other load of the processor matters little. *decide* is the scheduling of LABIOS: the locations of a
-//! task's inputs, the policy's view, its choice and the change of the queues. *dispatch* is the whole of the state machine, from a job's
-//! submission to labels for its nodes.
+//! task's inputs, the policy's view, its choice and the change of the queues. *dispatch* is the whole state machine, from a job's
+//! submission to labels for the nodes.
 use super::{Config, Dispatcher, ReadyQueue};
 use crate::event::{
     Action, Event, History, IdSource, InputSpec, JobSpec, NodeView, Origin, OutputSpec, Role,
@@ -30,7 +30,7 @@ const POLICIES: [&str; 8] = [
     "minmax",
 ];
 const TASKS: u64 = 100_000;
-/// Number of runs; each figure is their median.
+/// Number of benchmark runs; each printed figure is the median of these runs.
 const RUNS: usize = 5;
 
 #[derive(Debug, Default)]
@@ -52,7 +52,7 @@ impl IdSource for IdCounter {
     }
 }
 
-/// Returns nodes that differ in speed and power; some hold more than others.
+/// Returns the status of a node; nodes differ in speed, power and stored data by their id.
 fn view(id: u32, cores: u32) -> NodeView {
     let history = History {
         runs: 10,
@@ -109,7 +109,7 @@ fn task(id: u64, nodes: u32, source: &mut RandomSource) -> TaskSpec {
     }
 }
 
-/// Returns a cluster with a job whose ready tasks are sent as far as there is capacity, and the time that this took.
+/// Returns a cluster with a job whose ready tasks are sent as far as nodes have capacity, and the time that sending took.
 fn cluster(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f64) {
     let config = Config {
         policy: policy.to_owned(),
@@ -137,7 +137,7 @@ fn cluster(policy: &str, nodes: u32, cores: u32) -> (Dispatcher, Vec<Action>, f6
     (dispatcher, out, seconds)
 }
 
-/// Returns the labels per second for which a node is found, while each node has a few labels.
+/// Returns the number of labels per second for which the policy finds a node, while each node has a few labels.
 fn decide(policy: &str, nodes: u32) -> f64 {
     let (mut dispatcher, _, _) = cluster(policy, nodes, 1);
     let ids: Vec<NodeId> = (0..nodes).map(NodeId).collect();
@@ -189,7 +189,7 @@ fn decide(policy: &str, nodes: u32) -> f64 {
     rate(placed, busy() - begin)
 }
 
-/// Returns the seconds for which this thread used a processor; a measurement takes many ticks of the system.
+/// Returns the processor time of this thread, in seconds; a measurement must take many clock ticks of the system.
 fn busy() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux says it");
     let first = text.split(' ').next().and_then(|ns| ns.parse().ok());

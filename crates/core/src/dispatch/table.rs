@@ -1,14 +1,14 @@
-//! Map from ids that are issued one after the other: blocks of neighbours, so that a look-up among many ids does not search a deep tree. It
-//! iterates in the order of ids, like a `BTreeMap`.
+//! Map from ids that are issued one after the other: neighbouring ids share a block, so that a look-up among many ids does not search a
+//! deep tree. The map iterates in the order of ids, like a `BTreeMap`.
 
 use crate::id::{LabelId, NodeId, TaskId};
 use std::collections::BTreeMap;
 
-/// Number of ids in one block.
+/// Number of ids in a block of the map.
 const BLOCK: u64 = SPACE as u64;
 const SPACE: usize = 256;
 
-/// Id that is a number.
+/// Id that is a number, as a key of [`IdTable`].
 pub(super) trait TableKey: Copy {
     fn number(self) -> u64;
 }
@@ -36,7 +36,7 @@ impl TableKey for NodeId {
 pub(super) struct IdTable<K, V> {
     blocks: BTreeMap<u64, TableBlock<K, V>>,
     len: usize,
-    /// Memory of an empty block, reused for the next one: ids are added and removed in order.
+    /// Memory of an empty block, reused for the next block: ids are added and removed in order.
     spare: Vec<Option<(K, V)>>,
 }
 
@@ -81,7 +81,7 @@ impl<K: TableKey, V> IdTable<K, V> {
         self.get(key).is_some()
     }
 
-    /// Inserts a value and returns the previous one.
+    /// Inserts a value and returns the id's previous value.
     pub(super) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let (block, place) = split(key);
         // A block after the first one is allocated completely, so that it need not grow step by step.
@@ -139,7 +139,7 @@ mod tests {
     proptest! {
         /// After any inserts and removals, the table holds the entries of a `BTreeMap` in the same order.
         #[test]
-        fn table_behaves_like_btree_map(
+        fn id_table_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..700, any::<bool>()), 0..300),
         ) {
             let mut table = IdTable::default();

@@ -10,22 +10,22 @@ use crate::object::Placed;
 use crate::time::Time;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Line in which a ready task waits.
+/// Queue in which a ready task waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum ReadyQueue {
-    /// No policy has been asked yet.
+    /// No policy has been asked for the task yet.
     Fresh,
-    /// No storage node that can run tasks of this class has capacity; the task is placed when any of them gets some.
+    /// No storage node that can run tasks of this class has capacity; the task is placed when any such node gains capacity.
     Any(ClassNumber),
-    /// No online node can run tasks of this class, or the node that the job script names can't.
+    /// No online node can run tasks of this class, or the node that the job script names can't run them.
     Barred(ClassNumber),
-    /// The job script names the node.
+    /// The job script names this node.
     Pinned(NodeId),
-    /// The policy chose the node, but its queue was full.
+    /// The policy chose this node, but the node's queue was full.
     At(NodeId),
 }
 
-/// One task.
+/// State of one task in the dispatcher.
 #[derive(Debug)]
 pub(super) struct DispatchedTask {
     pub(super) spec: TaskSpec,
@@ -33,37 +33,37 @@ pub(super) struct DispatchedTask {
     pub(super) class: ClassNumber,
     pub(super) job: JobId,
     pub(super) state: TaskState,
-    /// Number of tries so far; tries that ended by a lost node or a dependency are subtracted.
+    /// Number of tries of the task so far; tries that ended by a lost node or a dependency are subtracted.
     pub(super) tries: u32,
-    /// Number of tries that ended by the loss of a node.
+    /// Number of tries of the task that ended by the loss of a node.
     pub(super) losses: u32,
-    /// Number of reschedules from nodes that did not begin the task.
+    /// Number of times that the task was rescheduled before its run began.
     pub(super) reschedules: u32,
-    /// Label of the current try; `Some` exactly while the task is sent or running.
+    /// Label of the task's current try; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
-    /// Tasks of the job whose outputs it waits for.
+    /// Tasks of the same job whose outputs the task waits for.
     pub(super) missing: ShortMap<TaskId>,
-    /// Awaited inputs that were found, by their index.
+    /// Awaited inputs that were found, by their index among the inputs.
     pub(super) found: BTreeMap<usize, Placed>,
-    /// Number of awaited inputs that were not found.
+    /// Number of awaited inputs that were not found yet.
     pub(super) awaited: usize,
-    /// Whether an input is only on a node that is not online.
+    /// Whether an input of the task is only on a node that is not online.
     pub(super) stranded: bool,
     /// Whether it was reported that no online node can run the task.
     pub(super) aside: bool,
-    /// Result of the task. It is kept while the task is run again because the result was lost.
+    /// Outputs of the task. They are kept while the task is run again because they were lost.
     pub(super) outputs: Option<Vec<Placed>>,
-    /// Tasks that read its outputs.
+    /// Tasks that read the outputs of the task.
     pub(super) dependents: ShortMap<TaskId>,
     /// Nodes on which the task failed in a way that may not occur on other nodes.
     pub(super) avoid: BTreeSet<NodeId>,
-    /// Line of the task; `Some` exactly while the task is ready.
+    /// Queue of the task; `Some` exactly while the task is ready.
     pub(super) line: Option<ReadyQueue>,
-    /// Inputs of the task while it is ready, since it may be considered often before it is placed.
+    /// Inputs of the task, stored while the task is ready: the task may be considered often before it is placed.
     pub(super) ready_inputs: Vec<Placed>,
-    /// Value of `Dispatcher::news` when the policy was last asked.
+    /// Value of `Dispatcher::news` when the policy was last asked for the task.
     pub(super) asked: u64,
-    /// Failure that is reported with its next change of state.
+    /// Failure that is reported with the next change of the task's state.
     pub(super) failure: Option<Failure>,
 }
 
@@ -103,13 +103,13 @@ impl DispatchedTask {
         self.outputs.is_some() && self.state != TaskState::Done
     }
 
-    /// Returns whether the task waits, for whatever reason, and no node has it.
+    /// Returns whether the task waits for any reason, and no node has it.
     pub(super) fn idle(&self) -> bool {
         matches!(self.state, TaskState::Waiting | TaskState::Ready)
     }
 }
 
-/// Returns whether a state is final.
+/// Returns whether a task state is final.
 pub(super) fn is_end(state: TaskState) -> bool {
     matches!(
         state,
@@ -124,12 +124,12 @@ pub(super) struct Wave {
     pub(super) size: u64,
 }
 
-/// One job.
+/// State of one job in the dispatcher.
 #[derive(Debug)]
 pub(super) struct DispatchedJob {
     pub(super) owner: Owner,
     pub(super) policy: String,
-    /// Tasks in the script's order.
+    /// Tasks of the job in the script's order.
     pub(super) tasks: Vec<TaskId>,
     pub(super) state: JobState,
     pub(super) counts: BTreeMap<TaskState, usize>,
@@ -143,7 +143,7 @@ impl DispatchedJob {
         self.counts.get(&state).copied().unwrap_or(0)
     }
 
-    /// Returns the number of tasks that have not ended.
+    /// Returns the number of unfinished tasks of the job.
     pub(super) fn open(&self) -> usize {
         let ended: usize = self
             .counts
@@ -157,23 +157,23 @@ impl DispatchedJob {
 
 /// Label that was sent and whose outcome is not known yet.
 ///
-/// A label is *live* while its task's `current` names it. A label that is not live was revoked with its node or aborted; it is kept so
-/// that a late outcome is recognised.
+/// A label is *live* while its task's `current` names it. A label that is not live was revoked with its node or aborted; its record stays
+/// so that a late outcome is recognised.
 #[derive(Debug)]
 pub(super) struct SentLabel {
     pub(super) task: TaskId,
     pub(super) job: JobId,
     pub(super) node: NodeId,
-    /// Ids of its outputs.
+    /// Object ids of the label's outputs.
     pub(super) objects: Vec<ObjectId>,
-    /// Inputs, in the order of the task's inputs.
+    /// Inputs of the label, in the order of the task's inputs.
     pub(super) inputs: Vec<Placed>,
-    /// Estimate of each output's size in bytes, for tasks that are sent along.
+    /// Estimated size of each output in bytes, for tasks that are sent along with the label.
     pub(super) output_bytes: u64,
     /// Whether the label may read an output of an earlier label that did not exist yet.
     pub(super) chained: bool,
     /// Whether the label was revoked with its node and may be resumed with it.
     pub(super) revoked: bool,
-    /// Success that arrived before that of a label on which this label depends.
+    /// Success of the label that arrived before the outcome of a label on which this label depends.
     pub(super) held: Option<Box<Outcome>>,
 }

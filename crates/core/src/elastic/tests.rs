@@ -9,7 +9,7 @@ const LIMITS: ElasticLimits = ElasticLimits {
     tries: 3,
 };
 
-/// Process that is asked to suspend and resume, and behaves arbitrarily.
+/// Simulated process of a node that is asked to suspend and resume, and behaves arbitrarily.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Process {
     Up,
@@ -23,9 +23,9 @@ enum ElasticStep {
     Happens(ElasticEvent),
     Passes(u64),
     Dies,
-    /// The process connects, whatever happened before.
+    /// The process connects, whatever its previous state.
     Comes,
-    /// The process obeys its last request, or fails.
+    /// The process obeys its last request, or fails to obey.
     Obeys(bool),
 }
 
@@ -49,7 +49,7 @@ fn step() -> impl Strategy<Value = ElasticStep> {
     ]
 }
 
-/// A node that may be suspended, and its process.
+/// State of a node that may be suspended, and its simulated process.
 struct Pair {
     suspension: Suspension,
     process: Process,
@@ -110,7 +110,7 @@ impl Pair {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// After any steps, a node that is wanted and can be resumed is up in bounded time.
+    /// After any steps, a node that is wanted and can be resumed is online in bounded time.
     #[test]
     fn wanted_node_resumes_in_bounded_time(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
@@ -134,8 +134,7 @@ proptest! {
         prop_assert_eq!(pair.process, Process::Up);
     }
 
-    /// A node that is wanted or not active is never asked to suspend. A node that never resumes is declared failed
-    /// once.
+    /// A node that is wanted or not active is never asked to suspend. A node that never resumes is declared failed exactly once.
     #[test]
     fn wanted_or_resuming_node_is_never_suspended(steps in proptest::collection::vec(step(), 0..60)) {
         let mut pair = Pair::new();
@@ -168,7 +167,7 @@ proptest! {
         prop_assert_eq!(suspension.learnt().mean(), Some(now.since(Time(0))));
     }
 
-    /// More nodes never finish work later, and the chosen allocation draws no more energy than static allocation.
+    /// Resuming more nodes never delays the end of the work, and the chosen allocation draws no more energy than static allocation.
     #[test]
     fn allocation_never_delays_work_or_draws_more_than_static(
         work in 0_u64..1 << 40,

@@ -1,30 +1,30 @@
-//! Blocks of a device: their states, valid pages and wear. Closed blocks are in lists by valid pages, so that a page is invalidated and a
-//! victim found without a search.
+//! Blocks of a flash device: their states, valid pages and wear. Closed blocks are in lists by their number of valid pages, so that
+//! invalidating a page and finding a victim need no search.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::geometry::{Geometry, NONE};
 
-/// State of a block.
+/// State of an erase block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BlockState {
-    /// Erased, in the free list of its chip.
+    /// The block is erased and in the free list of its chip.
     Free,
-    /// Being programmed.
+    /// The block is being programmed.
     Open,
-    /// Takes no more pages until it is erased.
+    /// The block takes no more pages until it is erased.
     Closed,
-    /// Being collected.
+    /// The block is being collected.
     Victim,
 }
 
-/// One block.
+/// One erase block.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Block {
     pub(super) state: BlockState,
     pub(super) valid: u32,
     pub(super) erases: u32,
-    /// Tick of the last invalidation of a page in it, or of its closing.
+    /// Tick of the last invalidation of a page in the block, or of the block's closing.
     pub(super) modified: u64,
     next: u32,
     previous: u32,
@@ -60,7 +60,7 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Returns all blocks, free and new.
+    /// Returns the blocks of a new device, all free and never erased.
     pub(super) fn new(geometry: &Geometry) -> Self {
         let block = Block {
             state: BlockState::Free,
@@ -93,7 +93,7 @@ impl Blocks {
         }
     }
 
-    /// Restores saved blocks and rebuilds lists from them. The field `modified` of a closed block determines its order.
+    /// Restores saved blocks without their lists. The field `modified` of a closed block determines its order.
     pub(super) fn restore(
         geometry: &Geometry,
         saved: &[(BlockState, u32, u64, u64)],
@@ -119,7 +119,7 @@ impl Blocks {
         blocks
     }
 
-    /// Puts closed blocks on their lists, after [`Blocks::restore`] and once valid pages are counted.
+    /// Adds closed blocks to their lists, after [`Blocks::restore`] and once valid pages are counted.
     pub(super) fn relink(&mut self) {
         let mut closed: Vec<(u64, u32)> = (0u32..)
             .zip(&self.table)
@@ -153,7 +153,7 @@ impl Blocks {
         self.tick
     }
 
-    /// Returns the smallest and the largest number of erases of any block.
+    /// Returns the smallest and the largest number of erases over all blocks.
     pub(super) fn wear_range(&self) -> (u32, u32) {
         let first = self.by_wear.first_key_value().map_or(0, |(&wear, _)| wear);
         let last = self.by_wear.last_key_value().map_or(0, |(&wear, _)| wear);
@@ -178,12 +178,12 @@ impl Blocks {
         Some(block)
     }
 
-    /// Counts one more valid page of the block.
+    /// Counts one more valid page in the block.
     pub(super) fn validate(&mut self, block: u32) {
         self.table[block as usize].valid += 1;
     }
 
-    /// Counts one valid page of the block less.
+    /// Counts one valid page less in the block.
     pub(super) fn invalidate(&mut self, block: u32) {
         if self.table[block as usize].state != BlockState::Closed {
             self.table[block as usize].valid -= 1;

@@ -1,7 +1,7 @@
-//! The flash translation layer: a map from logical to physical pages. Pages are written out of place, striped over the chips; host and
+//! The flash translation layer: a map from logical to physical pages. Pages are written out of place and striped over the chips; host and
 //! collector write into separate blocks.
 //!
-//! The layer keeps no data and no time: it passes each [`FlashOperation`] that the flash would execute to an observer.
+//! The translation layer stores no data and has no clock: it passes each [`FlashOperation`] that a device would execute to an observer.
 
 use super::blocks::Blocks;
 use super::gc::{Collection, Collector};
@@ -12,16 +12,16 @@ use super::geometry::{Geometry, NONE};
 pub(super) struct FtlConfig {
     /// Policy that chooses the next block to collect.
     pub(super) collector: Collector,
-    /// Number of free blocks below which collection in the background is wanted. Below [`Geometry::reserve`] a write waits for collection,
-    /// so a smaller value means no background collection.
+    /// Number of free blocks below which background collection is wanted. Below [`Geometry::reserve`] a write waits for collection, so a
+    /// smaller value disables background collection.
     pub(super) collect_below: u32,
-    /// Cold data is moved onto worn blocks when the most worn block has been erased this many times more often than the least worn one.
-    /// MQSim's sample configuration (FAST 2018) has 100.
+    /// Difference between the erase counts of the most and the least worn block from which cold data is moved onto worn blocks. MQSim's
+    /// sample configuration (FAST 2018) has 100.
     pub(super) level_above: u32,
 }
 
 impl Default for FtlConfig {
-    /// Returns greedy collection, no background collection, and levelling above 100.
+    /// Returns a configuration with greedy collection, no background collection, and levelling above 100.
     fn default() -> Self {
         Self {
             collector: Collector::Greedy,
@@ -31,7 +31,7 @@ impl Default for FtlConfig {
     }
 }
 
-/// Operation of the flash. Pages are physical page numbers.
+/// Operation of the flash device. Pages are physical page numbers.
 #[cfg_attr(
     not(test),
     expect(
@@ -41,33 +41,33 @@ impl Default for FtlConfig {
 )]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FlashOperation {
-    /// Read a page because only part of it is overwritten.
+    /// Read of a page that is only partly overwritten.
     Read {
-        /// Page that holds the old version.
+        /// Page that holds the old version of the data.
         page: u32,
     },
-    /// Program a page with data of the host.
+    /// Programming of a page with data of the host.
     Program {
         /// Programmed page.
         page: u32,
-        /// Logical page number of its data.
+        /// Logical page number of the programmed data.
         logical: u32,
     },
-    /// Read a page and program another with its data, for collection or levelling.
+    /// Read of a page and programming of another page with its data, for collection or levelling.
     Copy {
         /// Source page.
         from: u32,
         /// Target page.
         to: u32,
     },
-    /// Erase a block.
+    /// Erase of a block.
     Erase {
         /// Erased block.
         block: u32,
     },
 }
 
-/// Counters since the device was new.
+/// Counters of flash operations since the device was new.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct FlashCounters {
     /// Bytes that the host wrote.
@@ -78,7 +78,7 @@ pub(super) struct FlashCounters {
     pub(super) collected_pages: u64,
     /// Pages copied by wear levelling.
     pub(super) levelled_pages: u64,
-    /// Pages read because the host wrote a part of them.
+    /// Pages read because the host overwrote only a part of them.
     pub(super) partial_reads: u64,
     /// Logical pages that the host trimmed.
     pub(super) trimmed_pages: u64,
@@ -86,40 +86,40 @@ pub(super) struct FlashCounters {
     pub(super) erases: u64,
 }
 
-/// Writer of pages: data of the same age stays together if host and collector do not share blocks.
+/// Writer of pages: data of similar age stays together because host and collector do not share blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PageStream {
     Host,
     Collector,
 }
 
-/// Open block and the number of its programmed pages.
+/// Open block and the number of pages programmed in the block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct OpenBlock {
     pub(super) block: u32,
     pub(super) programmed: u32,
 }
 
-/// Open blocks of one stream, at most one for each chip, used in turn.
+/// Open blocks of one stream, at most one on each chip, used in turn.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Frontier {
     pub(super) slots: Vec<Option<OpenBlock>>,
     pub(super) chip: u32,
 }
 
-/// Page-mapped translation layer.
+/// Page-mapped flash translation layer.
 #[derive(Clone, Debug)]
 pub(super) struct Ftl {
     pub(super) geometry: Geometry,
     pub(super) config: FtlConfig,
     /// Physical page of each logical page.
     pub(super) map: Vec<u32>,
-    /// Logical page with which a physical page was last programmed. It is valid only if `map` points back.
+    /// Logical page with which a physical page was last programmed. The entry is valid only if `map` maps the logical page back.
     pub(super) owner: Vec<u32>,
     pub(super) blocks: Blocks,
     pub(super) host: Frontier,
     pub(super) collector: Frontier,
-    /// Block being collected and the number of its examined pages.
+    /// Block being collected and the number of pages examined in the block.
     pub(super) victim: Option<OpenBlock>,
     pub(super) counts: FlashCounters,
 }
@@ -151,13 +151,13 @@ impl Ftl {
         &self.geometry
     }
 
-    /// Returns the counters since it was new.
+    /// Returns the counters since the device was new.
     #[must_use]
     pub(super) fn counts(&self) -> FlashCounters {
         self.counts
     }
 
-    /// Returns the physical page that holds a logical one. Returns `None` if the logical page was never written, was trimmed or is not in
+    /// Returns the physical page that holds a logical page. Returns `None` if the logical page was never written, was trimmed or is not in
     /// the device.
     #[must_use]
     pub(super) fn locate(&self, logical: u32) -> Option<u32> {
@@ -165,7 +165,7 @@ impl Ftl {
         (page != NONE).then_some(page)
     }
 
-    /// Writes one logical page, after the collection that it needs. The caller counts the bytes.
+    /// Writes one logical page, after any collection that the write has to wait for. The caller counts the bytes.
     pub(super) fn write_page(&mut self, logical: u32, observe: &mut impl FnMut(FlashOperation)) {
         if self.blocks.free_count() < self.geometry.reserve() {
             self.collect_until_reserve(observe);
@@ -184,7 +184,7 @@ impl Ftl {
         }
     }
 
-    /// Writes a new version of a logical page at the frontier of a stream, and forgets the old one.
+    /// Writes a new version of a logical page to the open blocks of a stream, and invalidates the old version.
     pub(super) fn place(&mut self, logical: u32, stream: PageStream) -> u32 {
         let (page, full) = self.take_page(stream);
         self.point(logical, page);
@@ -194,7 +194,7 @@ impl Ftl {
         page
     }
 
-    /// Lets the map point from a logical to a physical page.
+    /// Maps a logical page to a physical page.
     pub(super) fn point(&mut self, logical: u32, page: u32) {
         let old = std::mem::replace(&mut self.map[logical as usize], page);
         if old != NONE {
@@ -204,7 +204,7 @@ impl Ftl {
         self.blocks.validate(self.geometry.block_of(page));
     }
 
-    /// Returns the next page of a stream's frontier, and its block if that page was its last.
+    /// Returns the next page in the open blocks of a stream, and the page's block if the page was the last of that block.
     fn take_page(&mut self, stream: PageStream) -> (u32, Option<u32>) {
         let frontier = match stream {
             PageStream::Host => &mut self.host,
@@ -234,7 +234,7 @@ impl Ftl {
         unreachable!("Geometry::new grants more spare blocks than can be open at once")
     }
 
-    /// Returns the state of collection.
+    /// Returns the state of garbage collection.
     #[must_use]
     pub(super) fn collection(&self) -> Collection {
         let free_blocks = self.blocks.free_count();

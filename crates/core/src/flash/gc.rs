@@ -1,40 +1,40 @@
-//! Garbage collection: chooses the next block and moves its valid pages, in steps of any size.
+//! Garbage collection: chooses the next block and moves the block's valid pages, in steps of any size.
 
 use super::blocks::Block;
 use super::ftl::{FlashOperation, Ftl, OpenBlock, PageStream};
 
-/// Policy that chooses the next closed block to collect. Ties are decided for the block that was unmodified longest.
+/// Policy that chooses the next closed block to collect. Of equal blocks, the longest unmodified block is chosen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Collector {
-    /// The block with the fewest valid pages: the least work now.
+    /// Chooses the block with the fewest valid pages: the least work now.
     Greedy,
-    /// The block with the greatest age · (1 − u) / 2u, where u is its share of valid pages and age the time since a page in it was last
-    /// invalidated (Kawaguchi, Nishioka and Motoda, USENIX 1995). Cold blocks are collected fuller, and hot blocks get time to empty. Time
-    /// is counted in invalidations.
+    /// Chooses the block with the greatest age · (1 − u) / 2u, where u is the block's share of valid pages and age the time since a page in
+    /// the block was last invalidated (Kawaguchi, Nishioka and Motoda, USENIX 1995). Cold blocks are collected fuller, and hot blocks get
+    /// time to empty. Time is counted in invalidations.
     CostBenefit,
-    /// The block that was closed first. This policy is simple, levels wear perfectly and copies most; it exists because its write
+    /// Chooses the block that was closed first. This policy is simple, levels wear perfectly and copies most; it exists because its write
     /// amplification has an exact closed form.
     OldestFirst,
 }
 
-/// State of collection.
+/// State of garbage collection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Collection {
     /// Number of erased blocks.
     pub free_blocks: u32,
-    /// Whether collection in the background is useful.
+    /// Whether background collection is useful.
     pub wanted: bool,
     /// Whether the next write has to wait for collection.
     pub forced: bool,
-    /// Whether a block is half collected.
+    /// Whether a block is partly collected.
     pub under_way: bool,
 }
 
 impl Ftl {
-    /// Moves up to `pages` valid pages out of the block under collection, choosing one if there is none, and erases it once it is empty.
-    /// Returns false if no block is worth collecting, so that nothing was done.
+    /// Moves up to `pages` valid pages out of the block under collection, chooses a block if none is under collection, and erases the block
+    /// once it is empty. Returns false if no block is worth collecting.
     ///
-    /// An idle device calls this in small steps; a write that finds too few free blocks calls it by itself.
+    /// An idle device calls this function in small steps; a write that finds too few free blocks calls it by itself.
     pub(super) fn collect(&mut self, pages: u32, observe: &mut impl FnMut(FlashOperation)) -> bool {
         let Some(mut slot) = self.victim.take().or_else(|| self.choose()) else {
             return false;
@@ -61,7 +61,7 @@ impl Ftl {
         true
     }
 
-    /// Collects until the host may open a block.
+    /// Collects blocks until the host may open a block.
     pub(super) fn collect_until_reserve(&mut self, observe: &mut impl FnMut(FlashOperation)) {
         while self.blocks.free_count() < self.geometry.reserve() {
             if !self.collect(u32::MAX, observe) {

@@ -1,17 +1,17 @@
-//! Geometry of a flash device: the numbers of chips, blocks and pages, the speed and the endurance. A [`Geometry`] exists only if it is
-//! valid; the translation layer relies on that.
+//! Geometry of a flash device: the numbers of chips, blocks and pages, the speed and the endurance. A [`Geometry`] is always valid; the
+//! translation layer relies on its validity.
 
 use crate::time::Span;
 
-/// Physical or logical page number that means "none", so at most `u32::MAX - 1` pages fit.
+/// Page number, physical or logical, that means "none"; so at most `u32::MAX - 1` pages fit.
 pub(super) const NONE: u32 = u32::MAX;
 
-/// Device as its user describes it. [`Geometry::new`] checks the description.
+/// Flash device as its user describes it. [`Geometry::new`] checks the description.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct DeviceSpec {
     /// Number of independent buses between controller and chips.
     pub(super) channels: u32,
-    /// Number of chips on one channel. A chip does one operation at a time; count dies if they work independently.
+    /// Number of chips on one channel. A chip does one operation at a time; count the dies of a chip if they work independently.
     pub(super) chips_per_channel: u32,
     /// Number of erase blocks in one chip.
     pub(super) blocks_per_chip: u32,
@@ -19,13 +19,13 @@ pub(super) struct DeviceSpec {
     pub(super) pages_per_block: u32,
     /// Size of one page in bytes, the unit of reading and programming.
     pub(super) page_bytes: u32,
-    /// (physical − logical) / logical capacity; 0.07 is the excess of powers of two over the powers of ten in which devices are sold.
+    /// Over-provisioning: (physical − logical) / logical capacity; 0.07 is the excess of powers of two over the powers of ten in sales.
     pub(super) over_provisioning: f64,
-    /// Time in which the chip reads a page into its register.
+    /// Time in which a chip reads a page into its register.
     pub(super) read: Span,
-    /// Time in which the chip programs a page from its register.
+    /// Time in which a chip programs a page from its register.
     pub(super) program: Span,
-    /// Time in which the chip erases a block.
+    /// Time in which a chip erases a block.
     pub(super) erase: Span,
     /// Rate of one channel, in bytes per second.
     pub(super) channel_bytes_per_s: u64,
@@ -36,7 +36,7 @@ pub(super) struct DeviceSpec {
 impl Default for DeviceSpec {
     /// Returns the staging SSD of the Active Flash paper (Table 2 and §4): 64 GiB, 8 channels of 40 MiB/s, 300 TB written over its life.
     /// Page, block and chip counts, read and erase latencies are those of MQSim's sample configuration (Tavakkol et al., FAST 2018; MLC).
-    /// That sample programs as fast as it reads, which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write
+    /// The sample programs pages as fast as it reads them, which no MLC part does; 750 µs is used. 5 000 cycles give the 300 TB at a write
     /// amplification of 1.2.
     fn default() -> Self {
         Self {
@@ -55,7 +55,7 @@ impl Default for DeviceSpec {
     }
 }
 
-/// Reason for which a description is no valid device.
+/// Reason for which a description is no valid flash device.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum GeometryError {
     /// A count, size or rate is zero.
@@ -69,7 +69,7 @@ pub enum GeometryError {
         "flash device: over_provisioning is {value}; it must be a positive fraction such as 0.07"
     )]
     OverProvisioning {
-        /// Given value.
+        /// Given value of `over_provisioning`.
         value: f64,
     },
     /// There are more pages than 32-bit maps can number.
@@ -80,21 +80,21 @@ pub enum GeometryError {
         /// Maximum number of pages.
         max: u32,
     },
-    /// There are too few spare blocks for the open blocks of each chip and a collection under way.
+    /// The device has too few spare blocks for the open blocks of each chip and a collection under way.
     #[error(
         "flash device: {spare} spare blocks; {chips} chips need at least {needed}: raise over_provisioning or blocks_per_chip"
     )]
     TooFewSpareBlocks {
         /// Number of whole blocks beyond the logical capacity.
         spare: u32,
-        /// Number of blocks needed.
+        /// Required number of spare blocks.
         needed: u32,
         /// Number of chips in the device.
         chips: u32,
     },
 }
 
-/// Checked [`DeviceSpec`] with the sizes that follow from it.
+/// Checked [`DeviceSpec`] with the sizes computed from it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Geometry {
     spec: DeviceSpec,
@@ -103,10 +103,10 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// Checks a description.
+    /// Checks the description of a device and computes its geometry.
     ///
     /// # Errors
-    /// [`GeometryError`] names the setting that is zero, out of range or inconsistent with the others.
+    /// [`GeometryError`] names the setting that is zero, out of range or inconsistent with other settings.
     pub(super) fn new(spec: DeviceSpec) -> Result<Self, GeometryError> {
         for (field, value) in [
             ("channels", u64::from(spec.channels)),
@@ -187,19 +187,19 @@ impl Geometry {
         self.spec.channels * self.spec.chips_per_channel
     }
 
-    /// Returns the number of erase blocks. Block `b` is in chip `b % chips`.
+    /// Returns the number of erase blocks of the device. Block `b` is in chip `b % chips`.
     #[must_use]
     pub(super) fn blocks(&self) -> u32 {
         self.blocks
     }
 
-    /// Returns the number of physical pages.
+    /// Returns the number of physical pages of the device.
     #[must_use]
     pub(super) fn physical_pages(&self) -> u32 {
         self.blocks * self.spec.pages_per_block
     }
 
-    /// Returns the number of pages for the host: physical / (1 + over-provisioning).
+    /// Returns the number of logical pages for the host: physical pages / (1 + over-provisioning).
     #[must_use]
     pub(super) fn logical_pages(&self) -> u32 {
         self.logical_pages
@@ -212,7 +212,7 @@ impl Geometry {
     }
 
     /// Returns the number of free blocks below which a write must wait for collection: the collector may open one block on each chip before
-    /// it frees the first.
+    /// it frees a block.
     #[must_use]
     pub(super) fn reserve(&self) -> u32 {
         self.chips().saturating_add(2)

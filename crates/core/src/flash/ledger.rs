@@ -1,13 +1,13 @@
 //! Ledger of a running storage node: models the effect of written and removed objects on the flash device, with the same translation
 //! layer as [`super::ftl`]. This module does no I/O.
 //!
-//! A node knows its objects, not the device's pages. The ledger itself places objects on a device of the node's capacity, first fit,
-//! and scales the page so that its map stays small: a page here stands for a stripe over all chips and a block for a row of blocks erased
-//! together. Bytes programmed are counted in sectors of 4 KiB.
+//! A node knows its objects, not the device's pages. The ledger places the objects on a model device of the node's capacity, first fit, and
+//! scales the pages so that its map stays small: a page of the model stands for a stripe over all chips and a block for a row of blocks
+//! erased together. Programmed bytes are counted in sectors of 4 KiB.
 //!
-//! A coarse page is passed to the translation layer when it has been filled. After that, if n of its N sectors are rewritten, it is passed
-//! with probability n / N. So the layer receives as many bytes as were written, and pages live as irregularly as the objects in them
-//! (counting up to N would make them live too evenly, and collection would look too cheap). A page is trimmed when it contains no object
+//! A coarse page is passed to the translation layer when it has been filled. After that, if n of its N sectors are rewritten, the page is
+//! passed with probability n / N. So the layer receives as many bytes as were written, and pages live as irregularly as their objects
+//! (counting up to N would make pages live too evenly, and collection would look too cheap). A page is trimmed when it contains no object
 //! any more.
 
 use std::collections::BTreeMap;
@@ -19,21 +19,21 @@ use super::snapshot::{SnapshotError, SnapshotReader, SnapshotWriter, VERSION, en
 use super::wear::Wear;
 use crate::random::RandomSource;
 
-/// Size of the smallest unit that a device programs, in bytes; objects are rounded up to it.
+/// Size of the smallest unit that a device programs, in bytes; object sizes are rounded up to whole sectors.
 pub(super) const SECTOR_BYTES: u64 = 4096;
 
-/// Maximum number of pages in the ledger's map, 4 MiB of memory in all.
+/// Maximum number of pages in the ledger's map, which then takes 4 MiB of memory.
 pub(super) const PAGES_MAX: u64 = 1 << 18;
 
 const PAGES_PER_BLOCK: u64 = 64;
 const OVER_PROVISIONING_PERCENT: u64 = 7;
-/// Number of spare blocks that [`Geometry::new`] requires of one chip.
+/// Number of spare blocks that [`Geometry::new`] requires for a device of one chip.
 const SPARE_BLOCKS_MIN: u64 = 8;
 
-/// Error of the ledger.
+/// Error of the flash ledger.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LedgerError {
-    /// The capacity is 0 or beyond the number of coarse pages.
+    /// The capacity is 0 or exceeds the number of coarse pages.
     #[error("flash ledger: a device of {capacity} bytes is too large")]
     Capacity {
         /// Requested capacity, in bytes.
@@ -42,7 +42,7 @@ pub enum LedgerError {
     /// The described device is invalid.
     #[error("flash ledger: {0}")]
     Geometry(#[from] GeometryError),
-    /// More bytes were written than the device holds.
+    /// More bytes were written than the device can hold.
     #[error(
         "flash ledger: {needed} bytes do not fit into the {free} that are left; the capacity it was made with is too small"
     )]
@@ -59,7 +59,7 @@ pub enum LedgerError {
 pub struct LedgerReport {
     /// Bytes that the node wrote.
     pub host_bytes: u64,
-    /// Bytes programmed, including collection and levelling.
+    /// Bytes programmed on the device, including collection and levelling.
     pub flash_bytes: u64,
     /// Ratio of programmed to written bytes; 1 before the first write.
     pub write_amplification: f64,
@@ -67,42 +67,42 @@ pub struct LedgerReport {
     pub used_bytes: u64,
     /// Size of one coarse block in bytes, the unit of free blocks.
     pub block_bytes: u64,
-    /// Erase counts and the used share of endurance.
+    /// Erase counts of the device and the used share of its endurance.
     pub wear: Wear,
-    /// Number of free blocks and whether collection is due.
+    /// Number of free blocks, and whether collection is due.
     pub collection: Collection,
 }
 
-/// Sectors `start` to `start + count`.
+/// Sectors from `start` to `start + count`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct SectorRange {
     start: u64,
     count: u64,
 }
 
-/// Ledger of one node's device.
+/// Ledger of one node's flash device.
 #[derive(Clone, Debug)]
 pub struct FlashLedger {
     ftl: Ftl,
     host_bytes: u64,
     sectors_written: u64,
     sectors_per_page: u64,
-    /// Free sectors: start → count; adjacent ranges are merged.
+    /// Free sectors, start → count; adjacent ranges are merged.
     free: BTreeMap<u64, u64>,
     free_sectors: u64,
     /// Extents of each object: (object, index) → sectors.
     extents: BTreeMap<(u64, u32), SectorRange>,
-    /// Number of sectors of each page that objects take.
+    /// Number of sectors that objects take, per page.
     live: Vec<u32>,
-    /// Number of written sectors of each page that the translation layer has not received.
+    /// Number of written sectors that the translation layer has not received, per page.
     unflushed: Vec<u32>,
-    /// Random numbers that decide whether a page in use is programmed again; the sequence is fixed.
+    /// Source of random numbers that decide whether a page in use is programmed again; the sequence is fixed.
     source: RandomSource,
 }
 
 impl FlashLedger {
-    /// Returns a new device of `capacity` bytes with 7 % over-provisioning (more if it is tiny) and the endurance of the default device.
-    /// Its page is the smallest power of two from 4 KiB on with at most 2¹⁸ pages: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
+    /// Returns the ledger of a new device of `capacity` bytes with 7 % over-provisioning (more if the device is tiny) and the endurance of
+    /// the default device. Its page is the smallest power of two from 4 KiB on with at most 2¹⁸ pages: 4 KiB up to 1 GiB, 4 MiB at 1 TiB.
     ///
     /// # Errors
     /// [`LedgerError::Capacity`] for 0 bytes or more than 512 TiB.
@@ -118,7 +118,7 @@ impl FlashLedger {
         Self::with_pages(capacity, page_bytes)
     }
 
-    /// Returns a device like [`FlashLedger::new`] with pages of this size in bytes, a multiple of a sector.
+    /// Returns a ledger like [`FlashLedger::new`] with pages of `page_bytes` bytes, a multiple of a sector.
     pub(super) fn with_pages(capacity: u64, page_bytes: u32) -> Result<Self, LedgerError> {
         let blocks = capacity.div_ceil(u64::from(page_bytes) * PAGES_PER_BLOCK);
         let spare = (blocks * OVER_PROVISIONING_PERCENT).div_ceil(100);
@@ -135,7 +135,7 @@ impl FlashLedger {
         Ok(Self::over(Ftl::new(geometry, FtlConfig::default())))
     }
 
-    /// Returns an empty ledger over a device.
+    /// Returns an empty ledger over a translation layer.
     fn over(ftl: Ftl) -> Self {
         let pages = ftl.geometry().logical_pages();
         let sectors_per_page = u64::from(ftl.geometry().spec().page_bytes) / SECTOR_BYTES;
@@ -154,11 +154,11 @@ impl FlashLedger {
         }
     }
 
-    /// Records that `bytes` were written to an object: all of a new one, or more of a known one. Each call is rounded up to whole sectors,
-    /// so the caller should report an object as a whole, when it is sealed.
+    /// Records that `bytes` bytes were written to an object: all bytes of a new object, or more bytes of a known object. Each call is
+    /// rounded up to whole sectors, so the caller should report an object as a whole, when it is sealed.
     ///
     /// # Errors
-    /// [`LedgerError::Full`] if they don't fit; then nothing changes.
+    /// [`LedgerError::Full`] if the bytes don't fit; then nothing changes.
     pub fn wrote(&mut self, object: u64, bytes: u64) -> Result<(), LedgerError> {
         let mut needed = bytes.div_ceil(SECTOR_BYTES);
         if needed > self.free_sectors {
@@ -191,7 +191,7 @@ impl FlashLedger {
         Ok(())
     }
 
-    /// Records that an object was removed: its space is free. Returns false if the object is not known.
+    /// Records that an object was removed: its space is free. Returns false if the object is unknown.
     pub fn removed(&mut self, object: u64) -> bool {
         let mut index = 0;
         while let Some(extent) = self.extents.remove(&(object, index)) {
@@ -201,19 +201,19 @@ impl FlashLedger {
         index > 0
     }
 
-    /// Returns whether an object takes space; an empty object never does.
+    /// Returns whether an object takes space; an empty object takes none.
     #[must_use]
     pub fn contains(&self, object: u64) -> bool {
         self.extents.contains_key(&(object, 0))
     }
 
-    /// Returns the objects that take space, in order.
+    /// Returns the objects that take space, in order of ids.
     pub fn objects(&self) -> impl Iterator<Item = u64> + '_ {
         let firsts = self.extents.keys().filter(|(_, index)| *index == 0);
         firsts.map(|&(object, _)| object)
     }
 
-    /// Returns the properties of the device for the status object.
+    /// Returns the properties of the device that the node's status object reports.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub fn report(&self) -> LedgerReport {
@@ -237,7 +237,7 @@ impl FlashLedger {
         }
     }
 
-    /// Returns every page that an extent touches, with the number of touched sectors.
+    /// Returns every page that an extent touches, with the number of touched sectors in the page.
     fn pages(&self, extent: SectorRange) -> impl Iterator<Item = (u32, u32)> + use<> {
         let per_page = self.sectors_per_page;
         let end = extent.start + extent.count;
@@ -289,7 +289,7 @@ impl FlashLedger {
         self.free.insert(start, count);
     }
 
-    /// Returns its state as bytes, a few for each object and each run of pages.
+    /// Returns the state of the ledger as bytes, a few for each object and each run of pages.
     #[must_use]
     pub fn save(&self) -> Vec<u8> {
         let mut writer = SnapshotWriter::default();
@@ -315,7 +315,7 @@ impl FlashLedger {
         writer.into_bytes()
     }
 
-    /// Restores the ledger that [`FlashLedger::save`] saved; it continues exactly as the saved ledger would.
+    /// Restores a ledger from the bytes of [`FlashLedger::save`]; the ledger continues exactly as the saved ledger would.
     ///
     /// # Errors
     /// [`SnapshotError`] if the bytes are no result of `save` of this version.
@@ -358,7 +358,7 @@ impl FlashLedger {
         Ok(ledger)
     }
 
-    /// Removes a saved extent from the free sectors.
+    /// Removes the sectors of a saved extent from the free sectors.
     fn claim(&mut self, extent: SectorRange) -> Result<(), SnapshotError> {
         let field = "extents";
         let corrupt = || SnapshotError::Field { field };

@@ -1,7 +1,7 @@
 //! Encoding and decoding of a translation layer's state. `docs/flash.md` describes the layout field by field.
 //!
-//! Derived data is not stored: lists, counts of valid pages, owners. Decoded data is checked, so that corrupt bytes give an error and not a
-//! device that fails later.
+//! Derived data is not stored: lists, counts of valid pages, owners. Decoded data is checked, so that corrupt bytes give an error instead
+//! of a device that fails later.
 
 use crate::time::Span;
 
@@ -10,36 +10,36 @@ use super::ftl::{FlashCounters, Frontier, Ftl, FtlConfig, OpenBlock};
 use super::gc::Collector;
 use super::geometry::{DeviceSpec, Geometry, GeometryError, NONE};
 
-/// Version of the layout. Other versions are refused.
+/// Version of the snapshot layout. Snapshots of other versions are refused.
 pub(super) const VERSION: u64 = 1;
 
-/// Reason for which bytes can't be restored.
+/// Reason for which a snapshot can't be restored.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum SnapshotError {
-    /// The bytes end too early.
+    /// The snapshot ends too early.
     #[error("flash snapshot: it ends early, after {0} bytes")]
     Truncated(usize),
-    /// There are bytes after the end.
+    /// The snapshot has additional bytes after its end.
     #[error("flash snapshot: {0} bytes follow its end")]
     Trailing(usize),
-    /// The bytes have another version, or are no snapshot.
+    /// The snapshot has another version, or the bytes are no snapshot.
     #[error("flash snapshot: version {found}, but only {VERSION} is known; start a new one")]
     Version {
-        /// Version in the bytes.
+        /// Version found in the snapshot.
         found: u64,
     },
-    /// A field has an invalid value.
+    /// A field of the snapshot has an invalid value.
     #[error("flash snapshot: {field} is out of range or contradicts the rest; start a new one")]
     Field {
-        /// Name of the field.
+        /// Name of the invalid field.
         field: &'static str,
     },
-    /// The described device is invalid.
+    /// The snapshot describes an invalid device.
     #[error("flash snapshot: {0}")]
     Geometry(#[from] GeometryError),
 }
 
-/// Writer of numbers with seven bits per byte, lowest first, the top bit set on all but the last (LEB128).
+/// Writer of numbers with seven bits per byte, the lowest bits first; all bytes but the last have the top bit set (LEB128).
 #[derive(Debug, Default)]
 pub(super) struct SnapshotWriter {
     bytes: Vec<u8>,
@@ -95,7 +95,7 @@ impl<'a> SnapshotReader<'a> {
         u32::try_from(self.take(field)?).map_err(|_| SnapshotError::Field { field })
     }
 
-    /// Reads a running total, which must be far enough from overflow to continue counting.
+    /// Reads a running total, which must be small enough to continue counting without overflow.
     pub(super) fn take_count(&mut self, field: &'static str) -> Result<u64, SnapshotError> {
         let count = self.take(field)?;
         ensure(count < 1 << 60, field)?;
@@ -171,7 +171,7 @@ impl Ftl {
         }
     }
 
-    /// Writes the map as runs of (logical pages, 0 for unmapped or 1 + the first physical page).
+    /// Writes the page map as runs of (logical pages, 0 for unmapped or 1 + the first physical page).
     fn encode_map(&self, writer: &mut SnapshotWriter) {
         let follows = |a: &u32, b: &u32| match (*a, *b) {
             (NONE, b) => b == NONE,
@@ -186,7 +186,7 @@ impl Ftl {
         }
     }
 
-    /// Reads a device of at most `pages_max` physical pages, which bounds the memory it allocates.
+    /// Reads a device of at most `pages_max` physical pages, which limits the memory that decoding allocates.
     pub(super) fn decode(
         reader: &mut SnapshotReader<'_>,
         pages_max: u32,
@@ -236,7 +236,7 @@ impl Ftl {
         Ok(ftl)
     }
 
-    /// Checks that no page is mapped where an open block is not yet programmed, or where its victim was emptied.
+    /// Checks that no logical page is mapped to an unprogrammed page of an open block, or to an emptied page of the victim.
     fn check_slots(&self) -> Result<(), SnapshotError> {
         let pages_per_block = self.geometry.spec().pages_per_block;
         let is_empty = |slot: &OpenBlock, pages: std::ops::Range<u32>| {

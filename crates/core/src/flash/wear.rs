@@ -1,30 +1,30 @@
 //! Wear of blocks: counts erases, computes the remaining life, and levels wear.
 //!
-//! There are two methods of levelling. First, a block that is opened is the least worn free one of its chip, which levels among blocks that
-//! are written. Second, if the spread still grows beyond a threshold, cold data is stored on young blocks: it is moved onto the most worn
-//! free block, and the young block joins the others.
+//! Wear is levelled in two ways. First, a block that is opened is the least worn free block of its chip, which levels wear among blocks
+//! that are written. Second, if the spread still grows beyond a threshold, cold data is moved from a young block onto the most worn free
+//! block, and the young block is then written like the others.
 
 use super::blocks::BlockState;
 use super::ftl::{FlashOperation, Ftl};
 
-/// Number of erases between two moves of cold data, so that levelling costs little while it catches up.
+/// Number of erases between two moves of cold data, so that levelling costs little while it reduces a large spread.
 const ERASES_BETWEEN_MOVES: u64 = 16;
 
-/// Erase counts over all blocks.
+/// Erase counts over all blocks of a device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Wear {
     /// Erase count of the least worn block.
     pub erases_min: u32,
-    /// Mean erase count.
+    /// Mean erase count of all blocks.
     pub erases_mean: f64,
     /// Erase count of the most worn block.
     pub erases_max: u32,
-    /// Used share of the endurance: mean erases over endured cycles; a number above 1 exceeds the endurance.
+    /// Used share of the device's endurance: mean erases over endured cycles; a number above 1 exceeds the endurance.
     pub used: f64,
 }
 
 impl Ftl {
-    /// Returns the current erase counts.
+    /// Returns the current erase counts of the device.
     #[must_use]
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     pub(super) fn wear(&self) -> Wear {
@@ -38,7 +38,7 @@ impl Ftl {
         }
     }
 
-    /// Moves the data of the least worn closed block onto the most worn free one, if the spread is too wide.
+    /// Moves the data of the least worn closed block onto the most worn free block, if the spread of erase counts is too wide.
     pub(super) fn level(&mut self, observe: &mut impl FnMut(FlashOperation)) {
         let (least, most) = self.blocks.wear_range();
         let due = self.counts.erases.is_multiple_of(ERASES_BETWEEN_MOVES);

@@ -1,5 +1,5 @@
-//! Versions of extents: each writer appends its writes to an object of its own, and a list of extents stores their positions in the file. If
-//! several writers wrote the same bytes, the last reported write counts. This module only computes layouts.
+//! Versions of extents: each writer appends its writes to a separate object, and a list of extents stores the positions of the writes in
+//! the file. If several writers wrote the same bytes, the last reported write counts. This module only computes layouts.
 
 use super::{LayoutError, Part, PartPosition, Segment};
 use std::collections::BTreeMap;
@@ -10,36 +10,36 @@ pub const EXTENTS_MAX: usize = 1 << 20;
 /// Maximum number of extents in a writer's last report, which is never refused.
 pub const UNPUBLISHED_MAX: usize = 16_384;
 
-/// Layout of a version of extents; see the module. Bytes that no extent covers read as zeros.
+/// Layout of a version of extents. Bytes that no extent covers read as zeros.
 #[derive(Clone, Debug, PartialEq, Eq, Default)]
 pub struct Extents {
     /// Length of the file, in bytes.
     pub size: u64,
-    /// Parts, one for each writer.
+    /// Parts of the version, one for each writer.
     pub parts: Vec<Part>,
-    /// Extents by their position in the file; none overlap.
+    /// Extents by their position in the file; extents never overlap.
     extents: BTreeMap<u64, Extent>,
 }
 
-/// Consecutive bytes of the file in a part.
+/// Consecutive bytes of the file that are stored in a part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
-    /// Position in the file.
+    /// Position of the extent in the file.
     pub offset: u64,
-    /// Length, in bytes.
+    /// Length of the extent, in bytes.
     pub length: u64,
-    /// Position in the part.
+    /// Position of the extent in its part.
     pub at: PartPosition,
 }
 
 impl Extent {
-    /// Returns the end in the file.
+    /// Returns the end of the extent in the file.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.offset.saturating_add(self.length)
     }
 
-    /// Returns the end in the part.
+    /// Returns the end of the extent in its part.
     #[must_use]
     pub fn end_within(&self) -> u64 {
         self.at.offset.saturating_add(self.length)
@@ -82,7 +82,7 @@ impl Extents {
         }
     }
 
-    /// Returns a layout of stored extents: ordered, not overlapping, and all within the file and their parts.
+    /// Returns a layout of stored extents: they must be ordered, must not overlap, and must be within the file and their parts.
     ///
     /// # Errors
     /// If the extents violate these conditions.
@@ -105,10 +105,10 @@ impl Extents {
         Ok(all)
     }
 
-    /// Adds written bytes, which replace earlier ones. Extends the file and the part to the end of these bytes if necessary.
+    /// Adds an extent of written bytes, which replaces earlier bytes. Extends the file and the part to the end of the extent if necessary.
     ///
     /// # Errors
-    /// If there are no bytes, no such part or no such numbers, or too many extents; nothing is changed then.
+    /// If the extent is empty, its part does not exist, its positions overflow, or there are too many extents; nothing is changed then.
     pub fn put(&mut self, extent: Extent) -> Result<(), LayoutError> {
         if !extent.is_sound() {
             return Err(LayoutError::Extent(extent.offset));
@@ -166,7 +166,7 @@ impl Extents {
         self.size = size;
     }
 
-    /// Returns the extents, in the order of the file.
+    /// Returns the extents in the order of their positions in the file.
     pub fn extents(&self) -> impl Iterator<Item = &Extent> {
         self.extents.values()
     }
@@ -177,14 +177,14 @@ impl Extents {
         self.extents.len()
     }
 
-    /// Returns the extent that covers all of a range of the file, if there is one.
+    /// Returns the extent that covers a range of the file completely, if such an extent exists.
     #[must_use]
     pub fn covering(&self, range: &Range<u64>) -> Option<&Extent> {
         let (_, extent) = self.extents.range(..=range.start).next_back()?;
         (extent.end() >= range.end).then_some(extent)
     }
 
-    /// Returns the extents in a range of the file, cut to the range, in order.
+    /// Returns the extents in a range of the file, cut to the range, in the order of the file.
     pub fn within(&self, range: Range<u64>) -> impl Iterator<Item = Extent> {
         let first = self.extents.range(..range.start).next_back();
         let first = first.map_or(range.start, |(&offset, _)| offset);
@@ -192,7 +192,7 @@ impl Extents {
         all.filter_map(move |(_, extent)| extent.cut(range.clone()))
     }
 
-    /// Removes bytes beyond the end of a part from the extents: they are holes of the file.
+    /// Removes bytes beyond the end of a part from the extents: these bytes are holes of the file.
     pub fn cut_to_parts(&mut self) {
         let sizes: Vec<u64> = self.parts.iter().map(|part| part.size).collect();
         self.extents.retain(|_, extent| {
@@ -286,8 +286,8 @@ impl Extents {
     }
 }
 
-/// Encodes extents for storing and sending. Each extent consists of its position in the file, its length, its part and its position in the
-/// part. Numbers have 7 bits per byte, the lowest first; all bytes but the last of a number have the eighth bit set.
+/// Encodes extents for storage and messages. Each extent consists of its position in the file, its length, its part and its position in the
+/// part. Numbers have 7 bits per byte, the lowest bits first; all bytes but the last of a number have the eighth bit set.
 #[must_use]
 pub fn encode_extents<'a>(extents: impl IntoIterator<Item = &'a Extent>) -> Vec<u8> {
     let mut bytes = Vec::new();
@@ -311,7 +311,7 @@ pub fn encode_extents<'a>(extents: impl IntoIterator<Item = &'a Extent>) -> Vec<
 /// Decodes the result of [`encode_extents`].
 ///
 /// # Errors
-/// If the bytes are no such encoding, or contain too many extents.
+/// If the bytes are no encoded extents, or contain too many extents.
 pub fn decode_extents(bytes: &[u8]) -> Result<Vec<Extent>, LayoutError> {
     let mut extents = Vec::new();
     let mut rest = bytes;

@@ -1,7 +1,7 @@
-//! Layouts: define which objects hold a version's bytes, and where the objects are stored. No other module maps bytes of a file to bytes of
-//! objects. This module does no I/O.
+//! Layouts: define which objects hold a version's bytes, and on which nodes the objects are stored. No other module maps bytes of a file to
+//! bytes of objects. This module does no I/O.
 //!
-//! A version consists of **parts**, objects that each hold some of its bytes. The bytes of a part are stored on one or more nodes: its
+//! A version consists of **parts**: objects that each hold some of its bytes. The bytes of a part are stored on one or more nodes as
 //! **replicas**. **Segments** map bytes of the file to bytes of a part.
 
 mod extents;
@@ -30,9 +30,9 @@ use std::ops::Range;
 /// Layout of a sealed version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// One object for the whole file (the default; AnalyzeThis §3.3).
+    /// The whole file is one object (the default; AnalyzeThis §3.3).
     Whole(Part),
-    /// Stripes of one size, distributed over the parts in turn (Active Storage §4).
+    /// Stripes of equal size, distributed over the parts in turn (Active Storage §4).
     Striped(StripedLayout),
     /// Extents anywhere in the file, by several writers or gathered from small writes (Active Burst-Buffer §III-B).
     Extents(Extents),
@@ -41,9 +41,9 @@ pub enum Layout {
 /// Object that holds bytes of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// The object. Lineage and cached results identify the part by this object and its place in the layout.
+    /// Object of the part. Lineage and cached results identify the part by this object and its place in the layout.
     pub object: ObjectId,
-    /// Size, in bytes.
+    /// Size of the part's object, in bytes.
     pub size: u64,
     /// Replicas of the part.
     pub replicas: Vec<Replica>,
@@ -54,27 +54,27 @@ pub struct Part {
 pub struct Replica {
     /// Id of the node.
     pub node: NodeId,
-    /// State of the replica, which tells whether it can be read.
+    /// State of the replica, which determines whether the replica can be read.
     pub state: ReplicaState,
 }
 
-/// Consecutive bytes of a file in one object, or in none.
+/// Consecutive bytes of a file that are in one object, or in none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segment {
-    /// Position in the file, in bytes.
+    /// Position of the segment in the file, in bytes.
     pub offset: u64,
-    /// Length, in bytes.
+    /// Length of the segment, in bytes.
     pub length: u64,
-    /// Position in a part; `None` for zeros that nobody wrote.
+    /// Position of the segment in a part; `None` for zeros that nobody wrote.
     pub at: Option<PartPosition>,
 }
 
 /// Position in a part of a layout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartPosition {
-    /// Index into [`Layout::parts`].
+    /// Index of the part in [`Layout::parts`].
     pub part: usize,
-    /// Offset from the beginning of its object, in bytes.
+    /// Offset from the beginning of the part's object, in bytes.
     pub offset: u64,
 }
 
@@ -89,37 +89,37 @@ pub enum LayoutError {
     /// The number of parts is invalid.
     #[error("{0} nodes can't hold a striped file: it takes 1 to {WIDTH_MAX}")]
     Width(usize),
-    /// A text is no description of stripes.
+    /// A text does not describe stripes.
     #[error(
         "`{0}` is not a stripe layout: give UNIT or UNIT,WIDTH, such as 1MiB or 1MiB,4 (bytes, KiB, MiB, GiB)"
     )]
     Stripes(String),
-    /// The size of a part differs from its place in the layout.
+    /// The size of a part does not match its place in the layout.
     #[error("part {part} has {has} bytes, but its place in the file has {asked}")]
     Length {
         /// Index of the part.
         part: usize,
-        /// Size of its object, in bytes.
+        /// Size of the part's object, in bytes.
         has: u64,
-        /// Expected size, in bytes.
+        /// Expected size of the part, in bytes.
         asked: u64,
     },
-    /// An extent is out of order, overlaps another one, is empty, or leaves the file or its part.
+    /// An extent is out of order, overlaps another extent, is empty, or leaves the file or its part.
     #[error("the extent at byte {0} is not in order, or is outside of the file or of its object")]
     Extent(u64),
-    /// There are too many extents.
+    /// The layout has too many extents.
     #[error("a version of {0} extents is not allowed: at most {EXTENTS_MAX}")]
     Extents(usize),
-    /// The bytes are no encoded extents.
+    /// The bytes are not encoded extents.
     #[error("these bytes are not a list of extents")]
     Encoding,
-    /// A part has no replica or too many, or two on one node.
+    /// A part has no replica, too many replicas, or two replicas on one node.
     #[error("part {0} needs replicas on 1 to {REPLICAS_MAX} different nodes")]
     Replicas(usize),
 }
 
 impl Part {
-    /// Returns a part that is stored on one node.
+    /// Returns a part with one replica, on `node`.
     #[must_use]
     pub fn on(object: ObjectId, size: u64, node: NodeId) -> Self {
         let replica = Replica {
@@ -133,7 +133,7 @@ impl Part {
         }
     }
 
-    /// Returns the replicas that can be read.
+    /// Returns the replicas of the part that can be read.
     pub fn current(&self) -> impl Iterator<Item = &Replica> {
         let current = |replica: &&Replica| replica.state == ReplicaState::Current;
         self.replicas.iter().filter(current)
@@ -141,7 +141,7 @@ impl Part {
 }
 
 impl Layout {
-    /// Returns the parts, in the order of [`PartPosition::part`].
+    /// Returns the parts of the layout, in the order of [`PartPosition::part`].
     #[must_use]
     pub fn parts(&self) -> &[Part] {
         match self {
@@ -151,7 +151,7 @@ impl Layout {
         }
     }
 
-    /// Returns the parts, for changes of their locations.
+    /// Returns the parts of the layout, to change their locations.
     pub fn parts_mut(&mut self) -> &mut [Part] {
         match self {
             Self::Whole(part) => std::slice::from_mut(part),
@@ -197,7 +197,7 @@ impl Layout {
         }
     }
 
-    /// Returns the positions in the file of some bytes of a part, in the order of the part.
+    /// Returns the positions in the file of a byte range of a part, in the order of the part.
     pub fn segments_of(&self, part: usize, range: Range<u64>) -> Vec<Segment> {
         let size = self.parts().get(part).map_or(0, |part| part.size);
         let range = range.start..range.end.min(size);
@@ -209,8 +209,8 @@ impl Layout {
         }
     }
 
-    /// Returns the bytes of parts that make up bytes of the file, with consecutive bytes as one range, in the order of the parts. These
-    /// ranges are requested from nodes all at once.
+    /// Returns the bytes of parts that make up a byte range of the file, with consecutive bytes as one range, in the order of the parts.
+    /// These ranges are requested from nodes all at once.
     #[must_use]
     pub fn spans(&self, range: Range<u64>) -> Vec<(usize, Range<u64>)> {
         let mut spans: BTreeMap<usize, Vec<Range<u64>>> = BTreeMap::new();
@@ -243,7 +243,7 @@ impl Layout {
         all
     }
 
-    /// Returns whether every written byte can be read.
+    /// Returns whether every written byte of the file can be read.
     #[must_use]
     pub fn is_readable(&self) -> bool {
         let lies = |part: &Part| part.size == 0 || part.current().next().is_some();
@@ -253,7 +253,7 @@ impl Layout {
     /// Checks that the layout is valid.
     ///
     /// # Errors
-    /// The first fault.
+    /// The first fault of the layout.
     pub fn check(&self) -> Result<(), LayoutError> {
         for (index, part) in self.parts().iter().enumerate() {
             let mut nodes: Vec<_> = part.replicas.iter().map(|replica| replica.node).collect();

@@ -1,4 +1,4 @@
-//! Placement of new files: chooses nodes from their status. This module does no I/O.
+//! Placement of new files: chooses nodes by their reported status. This module does no I/O.
 
 use super::WIDTH_MAX;
 use crate::id::{Inode, NodeId};
@@ -8,34 +8,34 @@ use crate::id::{Inode, NodeId};
 pub struct FreeSpace {
     /// Id of the node.
     pub node: NodeId,
-    /// Free space, in bytes.
+    /// Free space of the node, in bytes.
     pub free_bytes: u64,
-    /// Whether the node answered recently. A node that does not answer gets new files only if it was named, or if no node
+    /// Whether the node answered recently. A node that does not answer gets new files only if the request names the node, or if no node
     /// answers.
     pub answers: bool,
-    /// Whether the node is being drained: it gets no new files.
+    /// Whether the node is being drained: a drained node gets no new files.
     pub leaving: bool,
-    /// Whether the node stores data in memory: it gets new files only on request.
+    /// Whether the node stores data in memory: such a node gets new files only on request.
     pub memory: bool,
-    /// Whether the node belongs to the burst tier, from which files are staged out to other nodes: it gets new files before the others do.
+    /// Whether the node belongs to the burst tier, from which files are staged out to other nodes: it gets new files before other nodes.
     pub burst: bool,
-    /// Whether the node stores its files in a backend: it gets new files when no other node can take them.
+    /// Whether the node stores its files in a backend: such a node gets new files only when no other node can take them.
     pub backend: bool,
 }
 
 impl FreeSpace {
-    /// Returns whether the node takes files without a named node.
+    /// Returns whether the node takes files for which no node is named.
     fn takes_any(&self) -> bool {
         !self.memory && !self.burst
     }
 }
 
-/// Tier on which a node stores objects, as requested by the attribute of a directory.
+/// Tier that stores objects, as requested by the attribute of a directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tier {
-    /// Storage that survives the node's host.
+    /// Storage that survives the host of the node.
     Disk,
-    /// Memory of its host.
+    /// Memory of the node's host.
     Memory,
 }
 
@@ -57,7 +57,7 @@ pub enum PlacementError {
     /// No node of the cluster that stores data is online.
     #[error("the cluster has no storage node that is up; start one with `tidemill node run`")]
     NoNode,
-    /// Only nodes of the memory tier or of the burst tier are online, and the file must not be stored there.
+    /// Only nodes of the memory tier or of the burst tier are online, and the file must not be stored on them.
     #[error(
         "the nodes that are up are in the memory tier, which stores files only if their directory requests it \
          (user.tidemill.tier), or only until it is staged out; start one that stores on a disk with `tidemill node run`"
@@ -80,14 +80,14 @@ pub enum PlacementError {
     /// The named node is full.
     #[error("node {0} is full; remove files on it or name another node")]
     Full(NodeId),
-    /// A file is to be striped over more nodes than can take a part of it.
+    /// A file is to be striped over more nodes than can take a part of the file.
     #[error(
         "a file can't be striped over {width} nodes: {able} are up and have space; give fewer, or see `tidemill status`"
     )]
     Width {
         /// Requested number of nodes.
         width: usize,
-        /// Number of possible nodes.
+        /// Number of nodes that can take a part.
         able: usize,
     },
     /// All nodes are full.
@@ -98,11 +98,11 @@ pub enum PlacementError {
 /// Space that must be free on a node before it gets another file, in bytes.
 pub const RESERVE_BYTES: u64 = 16 << 20;
 
-/// Chooses the node of a new file: the named one, else inode modulo the nodes (AnalyzeThis §3.3), else the next that is not full and
-/// answers. Nodes that are being drained are never chosen. Nodes of the memory tier or of the burst tier are chosen only if they are named,
-/// and nodes with a backend only if no other node can take the file.
+/// Chooses the node of a new file: the named node, else the node at inode modulo the number of nodes (AnalyzeThis §3.3), else the next node
+/// that is not full and answers. Nodes that are being drained are never chosen. Nodes of the memory tier or of the burst tier are chosen
+/// only if they are named, and nodes with a backend only if no other node can take the file.
 ///
-/// `spaces` are the storage nodes that are online, in order of their ids.
+/// `spaces` are the online storage nodes, in order of their ids.
 ///
 /// # Errors
 /// See [`PlacementError`]. A named node is never replaced silently.
@@ -136,7 +136,7 @@ pub fn place(
     }
 }
 
-/// Returns the node at inode modulo the number of nodes, else the next that is not full and answers.
+/// Returns the node at inode modulo the number of nodes, else the next node that is not full and answers.
 fn place_among(inode: Inode, spaces: &[FreeSpace]) -> Result<NodeId, PlacementError> {
     if spaces.is_empty() {
         return Err(PlacementError::NoNode);
@@ -188,8 +188,8 @@ pub fn to_resume(error: PlacementError, suspended: &[FreeSpace]) -> Vec<NodeId> 
     }
 }
 
-/// Chooses the node of the memory tier for a file that is to be stored in memory: among the nodes `here`, which the writer can reach, the one
-/// with the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of node.
+/// Chooses the node of the memory tier for a file to be stored in memory: among the nodes `here`, which the writer can reach, the node with
+/// the most free space, if this is enough for `bytes` bytes. `None` means that the file is stored on another kind of node.
 #[must_use]
 pub fn place_in_memory(here: &[NodeId], bytes: u64, spaces: &[FreeSpace]) -> Option<NodeId> {
     let needed = bytes.saturating_add(RESERVE_BYTES);
@@ -201,12 +201,12 @@ pub fn place_in_memory(here: &[NodeId], bytes: u64, spaces: &[FreeSpace]) -> Opt
         .map(|space| space.node)
 }
 
-/// Chooses the node of the burst tier for a version of `bytes` bytes. Nodes `here`, to which the client can write in place, are
-/// preferred. The next criterion is that a node is not in `apart`, whose nodes have other parts of the same file, and the last one
-/// is the most free space. Returns `None` if no node of the tier is online.
+/// Chooses the node of the burst tier for a version of `bytes` bytes. Nodes `here`, to which the client can write directly, are preferred;
+/// then nodes that are not in `apart`, which are the nodes of other parts of the same file; then the node with the most free space. Returns
+/// `None` if no node of the burst tier is online.
 ///
 /// # Errors
-/// [`PlacementError::BurstFull`] if nodes of the tier are online, but all are full.
+/// [`PlacementError::BurstFull`] if nodes of the burst tier are online, but all of them are full.
 pub fn place_in_burst(
     here: &[NodeId],
     apart: &[NodeId],
@@ -233,8 +233,8 @@ pub fn place_in_burst(
     }
 }
 
-/// Chooses `width` nodes for a striped file, or all if `width` is 0, one after the other from inode modulo the nodes on. Nodes
-/// that answer come first. Nodes of the memory tier, of the burst tier or with a backend are excluded.
+/// Chooses `width` nodes for a striped file, or all nodes if `width` is 0, one after the other from inode modulo the number of nodes on.
+/// Nodes that answer come first. Nodes of the memory tier, of the burst tier or with a backend are excluded.
 ///
 /// # Errors
 /// See [`PlacementError`].

@@ -1,5 +1,5 @@
-//! Selections: the part of a version that an input consists of. A selection is a whole version, one of its parts, or bytes of either. This
-//! module only computes byte ranges.
+//! Selections: the part of a version that an input consists of. A selection is a whole version, one of its parts, or byte ranges of a
+//! version or part. This module only computes byte ranges.
 
 use super::{Layout, Part, PartPosition, Segment};
 use crate::id::NodeId;
@@ -9,40 +9,40 @@ use std::ops::Range;
 use std::str::FromStr;
 use std::sync::Arc;
 
-/// Maximum number of ranges of one input.
+/// Maximum number of byte ranges of one input.
 pub const RANGES_MAX: usize = 1024;
-/// Longest record, in bytes.
+/// Maximum length of a record, in bytes.
 pub const RECORD_BYTES_MAX: u64 = 64 << 20;
-/// Maximum number of bytes with which a record ends.
+/// Maximum length of the byte sequence that ends each record, in bytes.
 const RECORD_END_BYTES_MAX: usize = 64;
 /// Maximum number of runs of stripes in one input of records.
 const RUNS_MAX: u64 = 1 << 20;
-/// Longest description of the decoding of bytes, in bytes.
+/// Maximum length of the text that describes the decoding of values, in bytes.
 pub const VALUES_BYTES_MAX: usize = 48 << 10;
-/// Prefix of that description.
+/// Prefix of the text that describes the decoding of values.
 const VALUES: &str = "values ";
-/// Number of characters shown of an invalid selection.
+/// Maximum number of characters that an error shows of an invalid selection.
 const TEXT_SHOWN_MAX: usize = 60;
 
-/// Selection of a version. A reader finds the selected bytes one after the other, and nothing else.
+/// Selection of bytes of a version. A reader gets the selected bytes one after the other, and nothing else.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Selection {
-    /// Index into [`Layout::parts`]; `None` for the whole version.
+    /// Index of the selected part in [`Layout::parts`]; `None` for the whole version.
     part: Option<u32>,
-    /// Begins and ends of the selected ranges, in order; none is empty, and none touches the next. `None` selects all bytes.
+    /// Begins and ends of the selected ranges, in order; no range is empty or touches the next range. `None` selects all bytes.
     ranges: Option<Arc<[(u64, u64)]>>,
-    /// Set if the selection consists of the records that begin in these bytes, wherever the records end.
+    /// Set if the selection consists of the records that begin in the selected bytes, wherever the records end.
     records: Option<Records>,
-    /// Set if the selection consists of the values in these bytes: a description of the decoding, which this module does not interpret.
+    /// Set if the selection consists of the values in the selected bytes: an uninterpreted text that describes their decoding.
     values: Option<Arc<String>>,
 }
 
 /// Format of the records of a file.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Records {
-    /// Records of this number of bytes; the last record may be shorter.
+    /// Records of this number of bytes; the last record of the file may be shorter.
     Bytes(u64),
-    /// Records that end with these bytes; the last record may lack them. A record begins after each occurrence of these bytes.
+    /// Records that end with these bytes; the last record may lack these bytes. A record begins after each occurrence of these bytes.
     Until(Arc<[u8]>),
 }
 
@@ -50,7 +50,7 @@ impl Records {
     /// Returns records of `bytes` bytes.
     ///
     /// # Errors
-    /// If the number is invalid.
+    /// If the number of bytes is 0 or too large.
     pub fn of_bytes(bytes: u64) -> Result<Self, SelectionError> {
         match bytes {
             1..=RECORD_BYTES_MAX => Ok(Self::Bytes(bytes)),
@@ -58,10 +58,10 @@ impl Records {
         }
     }
 
-    /// Returns records that end with these bytes.
+    /// Returns records that end with the bytes `end`.
     ///
     /// # Errors
-    /// If there are no bytes, or too many.
+    /// If `end` is empty or too long.
     pub fn until(end: &[u8]) -> Result<Self, SelectionError> {
         match end.len() {
             1..=RECORD_END_BYTES_MAX => Ok(Self::Until(end.into())),
@@ -70,7 +70,7 @@ impl Records {
     }
 }
 
-/// Writes `records 8`, or `records until 0a`: the bytes in hexadecimal.
+/// Writes `records 8`, or `records until 0a` with the end bytes in hexadecimal.
 impl fmt::Display for Records {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -100,16 +100,16 @@ impl FromStr for Records {
 /// Error of a selection that is invalid, or that a version does not contain.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SelectionError {
-    /// There is no range.
+    /// The selection has no byte range.
     #[error("no range of bytes is given")]
     NoRange,
-    /// There are too many ranges.
+    /// The selection has too many byte ranges.
     #[error("{0} ranges of bytes are too many for one input: at most {RANGES_MAX}")]
     Ranges(usize),
-    /// A range is empty.
+    /// A byte range of the selection is empty.
     #[error("the range of bytes that begins at {0} ends before that")]
     Empty(u64),
-    /// A range begins before the end of the previous one.
+    /// A byte range begins before the end of the previous range.
     #[error(
         "the range of bytes that begins at {0} overlaps the one before it, or should stand before it"
     )]
@@ -117,44 +117,44 @@ pub enum SelectionError {
     /// The number of bytes per record is invalid.
     #[error("records of {0} bytes are not allowed: give 1 to {RECORD_BYTES_MAX}")]
     RecordBytes(u64),
-    /// The number of bytes with which records end is invalid.
+    /// The number of bytes that end a record is invalid.
     #[error("records can't end with {0} bytes: give 1 to {RECORD_END_BYTES_MAX}, or \"lines\"")]
     RecordEnd(usize),
-    /// A record is too long.
+    /// A record is longer than the maximum.
     #[error(
         "the record that begins before byte {0} does not end within {RECORD_BYTES_MAX} bytes: is that the end of a record?"
     )]
     RecordLength(u64),
-    /// The selection has too many stripes.
+    /// The selected part has too many stripes.
     #[error(
         "a part of {0} stripes is too many to look for its records: at most {RUNS_MAX}; stripe the file in larger units"
     )]
     Runs(u64),
-    /// The description of the decoding is too long.
+    /// The text that describes the decoding of values is too long.
     #[error(
         "its chunks take {0} bytes to describe, more than the {VALUES_BYTES_MAX} that fit into the request of one task instance: use \
          per = \"chunk\", or store the variable in larger chunks or stripes"
     )]
     Values(usize),
-    /// A text is no selection.
+    /// A text is not a valid selection.
     #[error(
         "`{0}` is not a range of bytes: give FIRST-LAST, such as 0-4095, several with commas between"
     )]
     Text(String),
-    /// The version does not have this part.
+    /// The version does not have the selected part.
     #[error("it has no part {part}: its parts are numbered from 0, and there {are} {parts}", are = if *parts == 1 { "is" } else { "are" })]
     NoPart {
-        /// Requested part.
+        /// Index of the selected part.
         part: u32,
-        /// Number of parts.
+        /// Number of parts of the version.
         parts: usize,
     },
-    /// The selection extends beyond the end.
+    /// The selection extends beyond the end of the version or part.
     #[error("bytes up to {last} are asked for, and {what} has {size}", what = if *part { "that part" } else { "it" })]
     Beyond {
         /// Last requested byte.
         last: u64,
-        /// Number of existing bytes.
+        /// Number of bytes of the version or part.
         size: u64,
         /// Whether the selection is within a part.
         part: bool,
@@ -179,10 +179,10 @@ impl Selection {
         }
     }
 
-    /// Returns the selection of some bytes of a version, or of one of its parts.
+    /// Returns the selection of byte ranges of a version, or of one of its parts.
     ///
     /// # Errors
-    /// If there is no range or there are too many, or if they are empty, out of order or overlap.
+    /// If there are no ranges or too many, or if ranges are empty, out of order or overlap.
     pub fn ranges(part: Option<u32>, ranges: &[Range<u64>]) -> Result<Self, SelectionError> {
         if ranges.is_empty() {
             return Err(SelectionError::NoRange);
@@ -211,16 +211,16 @@ impl Selection {
         })
     }
 
-    /// Returns the selection of the records that begin in the selected bytes.
+    /// Returns the selection of the records that begin in the bytes of this selection.
     #[must_use]
     pub fn of_records(self, records: Option<Records>) -> Self {
         Self { records, ..self }
     }
 
-    /// Returns the selection of the values in the selected bytes.
+    /// Returns the selection of the values in the bytes of this selection.
     ///
     /// # Errors
-    /// If the description of the decoding is too long.
+    /// If the text that describes the decoding is too long.
     pub fn of_values(self, values: Option<&str>) -> Result<Self, SelectionError> {
         match values {
             Some(text) if text.len() > VALUES_BYTES_MAX => Err(SelectionError::Values(text.len())),
@@ -231,13 +231,13 @@ impl Selection {
         }
     }
 
-    /// Returns the description of the decoding, if values are selected.
+    /// Returns the text that describes the decoding, if the selection consists of values.
     #[must_use]
     pub fn values(&self) -> Option<&str> {
         self.values.as_deref().map(String::as_str)
     }
 
-    /// Returns the selection of the bytes themselves.
+    /// Returns the selection of the bytes themselves, without records and values.
     #[must_use]
     pub fn of_bytes(&self) -> Self {
         Self {
@@ -246,7 +246,7 @@ impl Selection {
         }
     }
 
-    /// Returns the format of the records, if records are selected.
+    /// Returns the format of the records, if the selection consists of records.
     #[must_use]
     pub fn records(&self) -> Option<&Records> {
         self.records.as_ref()
@@ -258,19 +258,19 @@ impl Selection {
         *self == Self::WHOLE
     }
 
-    /// Returns the selected part, or the part whose bytes are selected.
+    /// Returns the index of the selected part, or of the part whose bytes are selected.
     #[must_use]
     pub fn of_part(&self) -> Option<u32> {
         self.part
     }
 
-    /// Returns the selected ranges; `None` for all bytes.
+    /// Returns the selected byte ranges; `None` for all bytes.
     pub fn byte_ranges(&self) -> Option<impl Iterator<Item = Range<u64>> + '_> {
         let ranges = self.ranges.as_ref()?;
         Some(ranges.iter().map(|&(start, end)| start..end))
     }
 
-    /// Returns the selection of the same bytes without a part.
+    /// Returns the selection of the same byte ranges in the whole version.
     #[must_use]
     pub fn of_whole(&self) -> Self {
         Self {
@@ -279,8 +279,8 @@ impl Selection {
         }
     }
 
-    /// Returns the number of selected bytes in a version that is one object of `size` bytes. It is smaller than the selection if the
-    /// version does not have all of the bytes.
+    /// Returns the number of selected bytes in a version that is one object of `size` bytes. The number is smaller than the selection if
+    /// the version does not have all selected bytes.
     #[must_use]
     pub fn bytes_of(&self, size: u64) -> u64 {
         match (self.part, &self.ranges) {
@@ -310,7 +310,7 @@ impl Selection {
 }
 
 /// Writes `part 2`, `bytes 0-4095,8192-8199` or both: `part 2 bytes 0-4095`. A suffix ` records 8` or ` records until 0a` selects the
-/// records that begin there, and a suffix ` values …` selects the decoded values. The text of a whole version is empty.
+/// records that begin in these bytes, and a suffix ` values …` selects the decoded values. The text of a whole version is empty.
 impl fmt::Display for Selection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut words = Vec::new();
@@ -362,10 +362,10 @@ impl FromStr for Selection {
     }
 }
 
-/// Parses ranges in the notation of users: `0-4095,8192-8199`, each with its first and last byte.
+/// Parses byte ranges in the notation of users: `0-4095,8192-8199`, each with its first and last byte.
 ///
 /// # Errors
-/// If the text is no list of ranges. The conditions of [`Selection::ranges`] are not checked.
+/// If the text is not a list of ranges. The conditions of [`Selection::ranges`] are not checked.
 pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
     let wrong = || SelectionError::Text(text.chars().take(TEXT_SHOWN_MAX).collect());
     let number = |digits: &str| {
@@ -386,7 +386,7 @@ pub fn byte_ranges(text: &str) -> Result<Vec<Range<u64>>, SelectionError> {
     text.split(',').map(range).collect()
 }
 
-/// Selected bytes of a layout: their locations, and their positions in the reader's input.
+/// Selected bytes of a layout: their locations in parts, and their positions in the reader's input.
 #[derive(Clone, Debug)]
 pub struct SelectedBytes<'a> {
     layout: &'a Layout,
@@ -394,23 +394,23 @@ pub struct SelectedBytes<'a> {
     pub(super) ranges: Vec<Range<u64>>,
 }
 
-/// Consecutive selected bytes of a part, which are requested from its node.
+/// Consecutive selected bytes of a part, which the reader requests from the part's node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelectedSpan {
-    /// Index into [`Layout::parts`].
+    /// Index of the part in [`Layout::parts`].
     pub part: usize,
     /// Bytes of the part's object.
     pub bytes: Range<u64>,
-    /// Begin of the range to which the bytes belong: in the version or part, and in the reader's input.
+    /// Start of the range to which the bytes belong: in the version or part, and in the reader's input.
     from: u64,
     to: u64,
 }
 
 impl Layout {
-    /// Returns the selected bytes of the version. For records, these are the bytes in which the records begin.
+    /// Returns the selected bytes of the version. For records, these are the bytes in which the selected records begin.
     ///
     /// # Errors
-    /// If the version has no such part, or not all of the bytes.
+    /// If the version does not have the selected part, or lacks some of the selected bytes.
     pub fn selected(&self, selection: &Selection) -> Result<SelectedBytes<'_>, SelectionError> {
         let (part, size) = match selection.part {
             None => (None, self.size()),
@@ -429,7 +429,7 @@ impl Layout {
         })
     }
 
-    /// Returns the selected bytes of the file, in order. For records, these are the bytes in which the records begin.
+    /// Returns the selected byte ranges of the file, in order. For records, these are the bytes in which the selected records begin.
     pub fn runs(&self, selection: &Selection) -> Result<Vec<Range<u64>>, SelectionError> {
         let selected = self.selected(selection)?;
         let Some(part) = selected.part else {
@@ -462,12 +462,12 @@ impl Layout {
         Ok(runs)
     }
 
-    /// Returns the selected records: those that begin in the selected bytes. `begin` returns the first position at or after a byte at which
-    /// a record begins, or the end of the file if there is none. Returns `None` if the records have exactly the boundaries of the selected
-    /// bytes.
+    /// Returns the byte ranges of the selected records: the records that begin in the selected bytes. `begin` returns the first position at
+    /// or after a byte at which a record begins, or the end of the file if there is no such position. Returns `None` if the records have
+    /// exactly the boundaries of the selected bytes.
     ///
     /// # Errors
-    /// Errors of `begin`, and if the version does not have the bytes.
+    /// Errors of `begin`, and an error if the version does not have the selected bytes.
     pub fn records<E: From<SelectionError>>(
         &self,
         selection: &Selection,
@@ -495,7 +495,7 @@ impl Layout {
         Ok((!same).then_some(selected))
     }
 
-    /// Returns the number of bytes of the file that a part represents. Bytes that its object lacks are zeros.
+    /// Returns the number of bytes of the file that a part represents. Bytes that the part's object lacks are zeros.
     #[must_use]
     pub fn part_length(&self, index: usize) -> Option<u64> {
         let part: &Part = self.parts().get(index)?;
@@ -507,7 +507,7 @@ impl Layout {
 }
 
 impl SelectedBytes<'_> {
-    /// Returns the selected bytes of the version or of the part.
+    /// Returns the selected byte ranges of the version or of the part.
     #[must_use]
     pub fn ranges(&self) -> &[Range<u64>] {
         &self.ranges
@@ -574,7 +574,7 @@ impl SelectedBytes<'_> {
         segments
     }
 
-    /// Returns the number of selected bytes per part, without parts that have none.
+    /// Returns the number of selected bytes per part, without parts that have no selected bytes.
     #[must_use]
     pub fn bytes_by_part(&self) -> BTreeMap<usize, u64> {
         let mut bytes: BTreeMap<usize, u64> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! Striped files: stripe *k* is in part *k* mod *n*. A part holds its stripes one after the other, so that it is a plain file on its
+//! Striped files: stripe *k* is in part *k* mod *n*. A part holds its stripes one after the other, so that the part is a plain file on its
 //! node (Active Storage §4). This module only computes positions.
 
 use super::{LayoutError, Part, PartPosition, Segment};
@@ -10,11 +10,11 @@ use std::str::FromStr;
 
 /// Granularity of stripe units in bytes: a page, so that each page of the file is stored on one node only.
 pub const UNIT_GRAIN: u64 = 4096;
-/// Largest stripe unit, in bytes.
+/// Maximum size of a stripe unit, in bytes.
 pub const UNIT_MAX: u64 = 1 << 30;
-/// Maximum number of nodes of a striped file.
+/// Maximum number of nodes over which a file is striped.
 pub const WIDTH_MAX: usize = 1024;
-/// Number of characters shown of an invalid description of stripes.
+/// Maximum number of characters that an error shows of an invalid description of stripes.
 const TEXT_SHOWN_MAX: usize = 64;
 
 /// Requested striping of a file, written as `UNIT` or `UNIT,WIDTH`, such as `1MiB,4`.
@@ -22,7 +22,7 @@ const TEXT_SHOWN_MAX: usize = 64;
 pub struct Stripes {
     /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Number of nodes; 0 for all nodes that store data.
+    /// Number of nodes; 0 for all nodes of the capacity tier.
     pub width: usize,
 }
 
@@ -30,7 +30,7 @@ impl Stripes {
     /// Returns the striping if it is valid.
     ///
     /// # Errors
-    /// The fault in the unit or the width.
+    /// The fault in the stripe unit or in the width.
     pub fn checked(self) -> Result<Self, LayoutError> {
         StripedLayout::check_form(self.unit, self.width.max(1))?;
         Ok(self)
@@ -72,21 +72,21 @@ impl fmt::Display for Stripes {
     }
 }
 
-/// Role of an object within the version to which it belongs as a part; stored with the object on its node.
+/// Role of an object within the version that the object is a part of; stored with the object on its node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PartOf {
-    /// Object of the version, which has no bytes.
+    /// Object id of the version; this object has no bytes.
     pub version: ObjectId,
-    /// Index of the part.
+    /// Index of the part within the version.
     pub index: u64,
-    /// Number of parts; for a version of extents, the number when the part was begun.
+    /// Number of parts of the version; for a version of extents, the number when the part was begun.
     pub width: u64,
     /// Size of a stripe, in bytes; 0 if the part holds extents of the version.
     pub unit: u64,
 }
 
 impl PartOf {
-    /// Returns the value of the attribute: the four numbers, 8 bytes each, little-endian.
+    /// Returns the value of the attribute for this role: the four numbers, 8 bytes each, little-endian.
     #[must_use]
     pub fn to_bytes(self) -> [u8; 32] {
         let numbers = [self.version.0, self.index, self.width, self.unit];
@@ -97,7 +97,7 @@ impl PartOf {
         bytes
     }
 
-    /// Parses the value of the attribute; `None` if it is invalid.
+    /// Parses the value of the attribute; returns `None` if the value is invalid.
     #[must_use]
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; 32] = bytes.try_into().ok()?;
@@ -120,7 +120,7 @@ impl PartOf {
     }
 }
 
-/// Layout of a striped file; see the module.
+/// Layout of a striped file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StripedLayout {
     /// Size of a stripe, in bytes.
@@ -132,10 +132,10 @@ pub struct StripedLayout {
 }
 
 impl StripedLayout {
-    /// Checks that a striping is valid.
+    /// Checks that a stripe unit and a width are valid.
     ///
     /// # Errors
-    /// The fault in the unit or the width.
+    /// The fault in the stripe unit or in the width.
     pub fn check_form(unit: u64, width: usize) -> Result<(), LayoutError> {
         if unit == 0 || unit > UNIT_MAX || !unit.is_multiple_of(UNIT_GRAIN) {
             return Err(LayoutError::Unit(unit));
@@ -160,7 +160,7 @@ impl StripedLayout {
         whole * unit + rest
     }
 
-    /// Returns the same striping for a file of `size` bytes, with every part as long as its place.
+    /// Returns the same striping for a file of `size` bytes, with every part as long as its place in the file.
     #[must_use]
     pub fn of_size(&self, size: u64) -> Self {
         let (unit, width) = (self.unit, self.parts.len());
@@ -183,7 +183,7 @@ impl StripedLayout {
         }
     }
 
-    /// Returns the size of the file with parts of these sizes: the file ends with the last byte of any part. `None` on overflow.
+    /// Returns the size of a file with parts of these sizes: the file ends with the last byte of any part. `None` on overflow.
     #[must_use]
     pub fn size_of(unit: u64, sizes: &[u64]) -> Option<u64> {
         let width = sizes.len() as u64;
@@ -199,8 +199,8 @@ impl StripedLayout {
         Some(end)
     }
 
-    /// Returns the stripe unit and the size of a file that is computed from this one part by part. `sizes` are the sizes of its parts: the
-    /// same as those of this file, or all the same fraction or multiple of them.
+    /// Returns the stripe unit and the size of a file that is computed from this file part by part. `sizes` are the sizes of the new file's
+    /// parts: the same as those of this file, or all the same fraction or multiple of them.
     ///
     /// # Errors
     /// The first part whose size differs from its place in the new file.
@@ -269,8 +269,8 @@ impl StripedLayout {
         segments
     }
 
-    /// Returns, for each part with some of these bytes, the range of the part. A consecutive range of the file is a consecutive range of
-    /// each part.
+    /// Returns, for each part with bytes of a range of the file, the range of the part. A consecutive range of the file is a consecutive
+    /// range of each part.
     pub(super) fn spans(&self, range: Range<u64>) -> Vec<(usize, Range<u64>)> {
         let before = |offset: u64, part: usize| {
             let offset = offset.min(self.size);

@@ -1,9 +1,9 @@
-//! Tests of layouts against a file that stores the position of each byte.
+//! Tests of layouts against a reference that stores the part and position of each byte of a file.
 
 use super::*;
 use proptest::prelude::*;
 
-/// Position of a byte.
+/// Part and position of a byte; `None` for a hole.
 type Byte = Option<(usize, u64)>;
 
 fn part(object: u64, size: u64) -> Part {
@@ -35,7 +35,7 @@ fn striped_bytes(unit: u64, width: usize, size: u64) -> Vec<Byte> {
     (0..size).map(byte).collect()
 }
 
-/// Returns the layout of several writers' writes: offsets and lengths in the file, one after the other in the writer's object.
+/// Returns the layout of several writers' writes: (offset, length) in the file, one after the other in the writer's object.
 fn written(writers: &[Vec<(u64, u64)>]) -> (Layout, Vec<Byte>) {
     let mut extents = Extents::default();
     let mut bytes: Vec<Byte> = Vec::new();
@@ -77,7 +77,7 @@ fn layouts() -> impl Strategy<Value = (Layout, Vec<Byte>)> {
     prop_oneof![whole, stripes, writers.prop_map(|all| written(&all))]
 }
 
-/// Returns the bytes of segments.
+/// Returns the part and position of each byte of the segments.
 fn bytes_of(segments: impl Iterator<Item = Segment>) -> Vec<(u64, Byte)> {
     segments
         .flat_map(|segment| {
@@ -172,7 +172,7 @@ proptest! {
     }
 }
 
-/// Returns ranges in order with gaps between them, within `size` bytes.
+/// Returns byte ranges in order with gaps between them, within `size` bytes.
 fn cut(size: u64, steps: &[(u64, u64)]) -> Vec<Range<u64>> {
     let mut at = 0;
     let mut ranges = Vec::new();
@@ -372,7 +372,7 @@ fn bytes_by_node_count_every_readable_replica() {
 
 /// Layouts are read from databases and from messages of other processes.
 #[test]
-fn contradictory_layouts_are_refused() {
+fn layout_check_refuses_contradictory_layouts() {
     for (unit, width) in [
         (0, 2),
         (4095, 2),
@@ -434,7 +434,7 @@ fn contradictory_layouts_are_refused() {
 }
 
 #[test]
-fn bytes_beyond_end_of_a_part_become_holes() {
+fn extents_beyond_end_of_a_part_become_holes() {
     let mut extents = Extents::default();
     extents.parts.push(part(1, 0));
     extents.put(extent(100, 50, 0, 0)).unwrap();
@@ -513,9 +513,9 @@ fn stripes_parse_and_print() {
 }
 
 proptest! {
-    /// The file ends with the last byte of any part.
+    /// A striped file ends with the last byte of any part.
     #[test]
-    fn file_size_follows_from_part_sizes(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
+    fn striped_file_size_follows_from_part_sizes(unit in 1..9_u64, sizes in proptest::collection::vec(0..40_u64, 1..6)) {
         let size = StripedLayout::size_of(unit, &sizes).unwrap();
         let width = sizes.len();
         let holds = |size| (0..width).map(|part| StripedLayout::part_size(unit, width, size, part)).collect::<Vec<_>>();
@@ -526,7 +526,7 @@ proptest! {
     }
 }
 
-/// Returns the positions at which the records of a file begin, found by reading from its beginning.
+/// Returns the positions at which the records of a file begin, found by reading the file from its beginning.
 fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
     let is = |at: usize| match records {
         Records::Bytes(length) => (at as u64).is_multiple_of(*length),
@@ -537,7 +537,7 @@ fn begins(bytes: &[u8], records: &Records) -> Vec<u64> {
 }
 
 proptest! {
-    /// All parts together have every record once, each record in the part where it begins. The same holds for chunks.
+    /// All parts together have every record once, each record in the part where the record begins. The same holds for chunks.
     #[test]
     fn record_belongs_to_the_part_where_it_begins(
         unit in 1..9_u64,
@@ -616,7 +616,7 @@ fn invalid_record_selections_are_refused() {
     assert_eq!(many, Some(SelectionError::Runs(1 << 37)));
 }
 
-/// Files may end at the largest number that their size can hold.
+/// Layouts of files that end at the largest possible size never overflow.
 #[test]
 fn layouts_of_largest_files_never_overflow() {
     let size = u64::MAX;

@@ -1,29 +1,29 @@
-//! Difference of two lineages, for example of two results of one workflow, or of two runs of it.
+//! Difference between two lineages, for example of two results of the same workflow, or of two runs of a workflow.
 //!
-//! Runs with the same name in their scripts are compared, in order if there are several. Places and times of runs are no differences, and
-//! neither are the paths of their outputs: a user who compares two runs knows that they are two.
+//! Runs with the same name in their scripts are compared, in order if several runs have the name. Nodes and times of runs are no
+//! differences, and neither are the paths of outputs: a user who compares two runs knows that these differ.
 
 use super::{Graph, LineageRecord, LineageVersion};
 use crate::id::ObjectId;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// One difference.
+/// One difference between two lineages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Difference {
-    /// Run, as its script names it.
+    /// Name of the run in its script.
     pub run: String,
-    /// Differing property.
+    /// Name of the property that differs.
     pub what: &'static str,
-    /// Value in the first lineage; empty if there is none.
+    /// Value in the first lineage; empty if the first lineage has no value.
     pub first: String,
-    /// Value in the second lineage.
+    /// Value in the second lineage; empty if the second lineage has no value.
     pub second: String,
 }
 
-/// Property of a run that one of the two lineages does not have.
+/// Name of the property that differs if one of the lineages lacks the run.
 pub const MISSING: &str = "run";
 
-/// Returns all differences, by the names of runs. Data that the viewer may not see is left out.
+/// Returns all differences, in the order of the runs' names. Data that the viewer may not see is left out.
 #[must_use]
 pub fn differences(first: &Graph, second: &Graph) -> Vec<Difference> {
     let (left, right) = (named(first), named(second));
@@ -85,7 +85,7 @@ fn command(run: &LineageRecord) -> String {
     words.map(String::as_str).collect::<Vec<_>>().join(" ")
 }
 
-/// Returns the inputs of a run that no run of the graph has written; the differences of the other inputs are those of their producers.
+/// Returns the inputs of a run that no run of the graph has written; other inputs differ because their producers differ.
 fn sources<'a>(graph: &'a Graph, run: &LineageRecord) -> Vec<KnownRead<'a>> {
     let objects = run.inputs.iter().map(|(_, object)| *object);
     let sources = objects.filter(|object| graph.maker(*object).is_none());
@@ -94,10 +94,10 @@ fn sources<'a>(graph: &'a Graph, run: &LineageRecord) -> Vec<KnownRead<'a>> {
         .collect()
 }
 
-/// Version that was read, and its known data.
+/// Object of a version that a run read, and the known data of the version.
 type KnownRead<'a> = (ObjectId, Option<&'a LineageVersion>);
 
-/// Returns the sources that are not the same in both; all of them if the numbers differ.
+/// Returns the sources that are not the same in both runs; all sources if the runs have different numbers of sources.
 fn without_same<'a>(
     left: Vec<KnownRead<'a>>,
     right: Vec<KnownRead<'a>>,
@@ -109,7 +109,7 @@ fn without_same<'a>(
     pairs.filter(|(left, right)| !same(left, right)).unzip()
 }
 
-/// Returns whether the contents are the same: the same object, or objects known to have the same content.
+/// Returns whether two versions have the same content: the same object, or objects known to have the same content.
 fn same(left: &KnownRead<'_>, right: &KnownRead<'_>) -> bool {
     let first = |(object, version): &KnownRead<'_>| {
         version
@@ -136,7 +136,7 @@ fn sizes(graph: &Graph, run: &LineageRecord) -> String {
     run.outputs.iter().map(size).collect::<Vec<_>>().join(", ")
 }
 
-/// Returns one line per difference: `-` only in the first, `+` only in the second, `~` in both, with different values.
+/// Returns one line per difference: `-` only in the first lineage, `+` only in the second, `~` in both, with different values.
 #[must_use]
 pub fn text(differences: &[Difference]) -> String {
     let mut out = String::new();
@@ -168,13 +168,13 @@ mod tests {
     use crate::id::TaskId;
 
     #[test]
-    fn graph_has_no_difference_from_itself() {
+    fn lineage_graph_has_no_difference_from_itself() {
         assert_eq!(differences(&mosaic(), &mosaic()), []);
         assert_eq!(text(&[]), "no difference\n");
     }
 
     #[test]
-    fn difference_lists_runs_arguments_code_and_sources() {
+    fn lineage_difference_lists_runs_arguments_code_and_sources() {
         let mut other = mosaic();
         let mut run = other.record(TaskId(11)).unwrap().clone();
         run.args = vec!["-m".into(), "13".into()];
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn same_content_is_no_difference() {
+    fn lineage_difference_ignores_inputs_of_same_content() {
         let mut other = mosaic();
         let mut run = other.record(TaskId(11)).unwrap().clone();
         run.inputs[0].1 = ObjectId(77);

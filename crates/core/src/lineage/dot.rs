@@ -48,7 +48,7 @@ fn name(vertex: Vertex) -> String {
     }
 }
 
-/// Returns a DOT string: quotes and backslashes are escaped, and lines are separated.
+/// Returns a quoted DOT string: quotes and backslashes are escaped, and lines are separated by `\n`.
 fn quoted(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {

@@ -1,34 +1,34 @@
-//! Folding: tasks that are alike become one node of a picture, and so do the files that they read and wrote.
+//! Folding: similar tasks become one node of a picture, and so do the files that these tasks read and wrote.
 //!
-//! Two nodes are alike under three conditions: they have the same distance from the sources, they have the same kernel (or directory and
-//! extension), and their neighbours are alike. Refinement finds them: all nodes that may be alike count as alike until their neighbours
-//! differ.
+//! Two nodes are similar under three conditions: they have the same distance from the sources, they have the same kernel (or directory and
+//! extension), and their neighbours are similar. Refinement finds similar nodes: all nodes that may be similar count as similar until their
+//! neighbours differ.
 
 use super::{Graph, Vertex};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Minimum number of members of a folded node; smaller groups are shown node by node.
+/// Minimum number of members of a folded node; the members of smaller groups are shown separately.
 const MEMBERS_MIN: usize = 4;
-/// Maximum number of refinement steps; more steps only separate nodes whose neighbours differ at this distance.
+/// Maximum number of refinement steps; more steps only separate nodes whose neighbours at this distance differ.
 const ROUNDS_MAX: usize = 20;
 
-/// Node of a picture.
+/// Node of a lineage picture.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PictureNode {
-    /// Members of the node; if there are several, they are alike.
+    /// Members of the node; several members are similar to each other.
     pub(super) members: Vec<Vertex>,
 }
 
-/// Graph whose nodes have one or many members.
+/// Lineage graph whose nodes have one or many members.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Folded {
-    /// Nodes by their first members.
+    /// Nodes in the order of their first members.
     pub(super) nodes: Vec<PictureNode>,
     /// Edges between indices of nodes, in the direction of the data.
     pub(super) edges: BTreeSet<(usize, usize)>,
 }
 
-/// Folds a graph.
+/// Folds similar vertices of a lineage graph.
 pub(super) fn fold(graph: &Graph) -> Folded {
     let edges: BTreeSet<(Vertex, Vertex)> =
         graph.edges().map(|edge| (edge.from, edge.to)).collect();
@@ -74,7 +74,7 @@ pub(super) fn fold(graph: &Graph) -> Folded {
     }
 }
 
-/// Returns a number for each vertex; vertices that are alike have the same number.
+/// Returns a number for each vertex; similar vertices have the same number.
 fn refined(graph: &Graph, vertices: &[Vertex], edges: &BTreeSet<(usize, usize)>) -> Vec<usize> {
     let depths = depths(vertices.len(), edges);
     let looks = vertices.iter().zip(depths);
@@ -113,7 +113,7 @@ fn distinct(colours: &[usize]) -> usize {
     colours.iter().max().map_or(0, |last| last + 1)
 }
 
-/// Returns the properties that a vertex shares with vertices that may be alike.
+/// Returns the properties that a vertex shares with vertices that may be similar.
 fn look(graph: &Graph, vertex: Vertex) -> String {
     match vertex {
         Vertex::Version(object) => graph.version(object).map_or(String::new(), |version| {
@@ -129,7 +129,7 @@ fn look(graph: &Graph, vertex: Vertex) -> String {
     }
 }
 
-/// Returns the length of the longest path from a source for each vertex. The length is 0 for vertices on a circle, which lineage never
+/// Returns the length of the longest path from a source for each vertex. The length is 0 for vertices on a cycle, which lineage never
 /// contains.
 pub(super) fn depths(count: usize, edges: &BTreeSet<(usize, usize)>) -> Vec<usize> {
     let mut waits = vec![0_usize; count];

@@ -1,5 +1,5 @@
-//! Positions of the nodes of a picture. Nodes are in layers in the direction of the data, and an edge that crosses a layer has a lane of
-//! its own in it. So no edge is under a box: next to boxes it is in its lane, and it bends only between layers.
+//! Positions of the nodes of a picture. Nodes are in layers in the direction of the data, and an edge that crosses a layer has a separate
+//! lane in the layer. So no edge is under a box: next to boxes the edge is in its lane, and it bends only between layers.
 
 use super::fold::depths;
 use std::collections::BTreeSet;
@@ -9,10 +9,10 @@ pub(super) const BOX_HEIGHT: usize = 46;
 /// Size of the slide that a picture should fit on, in pixels.
 pub(super) const SLIDE: (usize, usize) = (1280, 720);
 const MARGIN: usize = 16;
-/// Number of sweeps that order layers; more sweeps change little.
+/// Number of sweeps that order the layers; more sweeps change little.
 const SWEEPS: usize = 8;
 
-/// Direction of the data in a picture.
+/// Direction of the data in a lineage picture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum GraphDirection {
     /// From left to right.
@@ -21,19 +21,19 @@ pub(super) enum GraphDirection {
     Down,
 }
 
-/// Geometry of a picture, in pixels.
+/// Geometry of a lineage picture, in pixels.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct PictureLayout {
     pub(super) way: GraphDirection,
     pub(super) width: usize,
     pub(super) height: usize,
-    /// Upper left corners, node by node.
+    /// Upper left corner of each node's box.
     pub(super) boxes: Vec<(usize, usize)>,
-    /// Route of each edge: its start, its entry into and exit from each lane, and its end.
+    /// Route of each edge: its start, the entry into and exit from each of its lanes, and its end.
     pub(super) routes: Vec<Vec<(usize, usize)>>,
 }
 
-/// Returns the layout that is larger on a slide.
+/// Returns the layout, of both directions, that appears larger on a slide.
 pub(super) fn layout(
     nodes: usize,
     edges: &BTreeSet<(usize, usize)>,
@@ -49,13 +49,13 @@ pub(super) fn layout(
     }
 }
 
-/// Returns the scale with which a picture fills a slide, in thousandths.
+/// Returns the scale at which a picture fills a slide, in thousandths.
 pub(super) fn fill(layout: &PictureLayout) -> usize {
     let scale = |slide: usize, size: usize| slide * 1000 / size.max(1);
     scale(SLIDE.0, layout.width).min(scale(SLIDE.1, layout.height))
 }
 
-/// Nodes and, numbered after them, lanes, layer by layer in their order.
+/// Nodes and lanes of each layer, in their order; lanes are numbered after nodes.
 struct Layers {
     nodes: usize,
     layers: Vec<Vec<usize>>,
@@ -102,7 +102,7 @@ impl Layers {
         layers
     }
 
-    /// Orders every layer by the mean position of its neighbours before and after, in turn.
+    /// Orders every layer by the mean position of its neighbours in the layers before and after, in turn.
     fn order(&mut self, count: usize) {
         let mut near = [vec![Vec::new(); count], vec![Vec::new(); count]];
         for pair in self.ways.iter().flat_map(|way| way.windows(2)) {

@@ -1,6 +1,6 @@
-//! Search in lineage: finds runs by kernel, arguments, time, inputs and outputs, and versions by annotations.
+//! Search in lineage: finds runs by kernel, arguments, time, inputs and outputs, and finds versions by annotations.
 //!
-//! The server searches all recorded runs; the caller that shows the lineage of one file searches within it.
+//! The server searches all recorded runs; a caller that shows the lineage of one file searches that lineage.
 
 use super::{Graph, LineageRecord, LineageVersion};
 use crate::time::Time;
@@ -9,29 +9,29 @@ use std::collections::BTreeSet;
 /// Nanoseconds in a day.
 const DAY_NS: u64 = 86_400_000_000_000;
 
-/// Search criteria; a criterion that is not given matches everything.
+/// Criteria of a lineage search; a criterion that is not given matches everything.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LineageCriteria {
-    /// Kernel; see [`LineageRecord::is_of`].
+    /// Kernel of the run; see [`LineageRecord::is_of`].
     pub kernel: Option<String>,
-    /// Groups of words that must be consecutive among the arguments; all groups must match.
+    /// Groups of words that must be consecutive among the run's arguments; all groups must match.
     pub args: Vec<String>,
-    /// Earliest begin.
+    /// Earliest start of the run.
     pub since: Option<Time>,
-    /// End of the range of begins, exclusive.
+    /// End of the range of starts, exclusive.
     pub until: Option<Time>,
-    /// Day of the week of the start, in UTC: 1 Monday to 7 Sunday.
+    /// Day of the week on which the run started, in UTC: 1 Monday to 7 Sunday.
     pub weekday: Option<u32>,
-    /// Annotations of a version; all must match.
+    /// Annotations that a version must have; all must match.
     pub annotations: Vec<Annotated>,
 }
 
 /// Criterion for an annotation of a version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Annotated {
-    /// Name, without `user.`.
+    /// Name of the annotation, without `user.`.
     pub name: String,
-    /// Accepted values; any value if the list is empty.
+    /// Accepted values of the annotation; any value if the list is empty.
     pub values: Vec<String>,
 }
 
@@ -42,7 +42,7 @@ impl LineageCriteria {
         !self.is_of_runs() && self.annotations.is_empty()
     }
 
-    /// Returns whether the search is for runs, not versions.
+    /// Returns whether the search is for runs and not for versions.
     #[must_use]
     pub fn is_of_runs(&self) -> bool {
         self.kernel.is_some()
@@ -52,7 +52,7 @@ impl LineageCriteria {
             || self.weekday.is_some()
     }
 
-    /// Returns the runs of a graph that match, if the search is for runs.
+    /// Returns the runs of a graph that match the criteria, if the search is for runs.
     pub fn runs<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a LineageRecord> {
         let annotated: BTreeSet<_> = graph
             .versions()
@@ -67,13 +67,13 @@ impl LineageCriteria {
         })
     }
 
-    /// Returns the versions of a graph that match, if the search is for versions.
+    /// Returns the versions of a graph that match the criteria, if the search is for versions.
     pub fn versions<'a>(&'a self, graph: &'a Graph) -> impl Iterator<Item = &'a LineageVersion> {
         let versions = graph.versions();
         versions.filter(|version| !self.is_of_runs() && self.matches_version(version))
     }
 
-    /// Returns whether a run matches, regardless of annotations. A hidden run never matches.
+    /// Returns whether a run matches the criteria, regardless of annotations. A hidden run never matches.
     #[must_use]
     pub fn matches_run(&self, run: &LineageRecord) -> bool {
         let kernel = self.kernel.as_ref();
@@ -86,7 +86,7 @@ impl LineageCriteria {
             && self.weekday.is_none_or(|day| weekday(run.start) == day)
     }
 
-    /// Returns whether a version has all the annotations, if there are any.
+    /// Returns whether a version has all annotations of the criteria, if there are any.
     #[must_use]
     pub fn matches_version(&self, version: &LineageVersion) -> bool {
         let has = |wanted: &Annotated| {
@@ -106,7 +106,7 @@ fn has_words(args: &[String], wanted: &str) -> bool {
         || (!words.is_empty() && args.windows(words.len()).any(follow))
 }
 
-/// Returns the day of the week in UTC: 1 Monday to 7 Sunday. The epoch was a Thursday.
+/// Returns the day of the week in UTC: 1 Monday to 7 Sunday. The Unix epoch began on a Thursday.
 #[must_use]
 pub fn weekday(time: Time) -> u32 {
     const EPOCH: u64 = 3;

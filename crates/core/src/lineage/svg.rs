@@ -1,5 +1,5 @@
-//! Lineage as an SVG picture: versions as boxes, runs as rounded boxes, nodes that are alike as one node with their number, and arrows in
-//! the direction of the data. Tooltips contain the details. The picture is drawn from left to right or from top to bottom, whichever is
+//! Lineage as an SVG picture: versions as boxes, runs as rounded boxes, similar nodes as one node with their number, and arrows in the
+//! direction of the data. Tooltips contain the details. The picture is drawn from left to right or from top to bottom, whichever appears
 //! larger on a slide.
 
 use super::fold::{PictureNode, common, fold};
@@ -9,14 +9,14 @@ use crate::display::bytes;
 use crate::xml::escaped;
 use std::fmt::Write;
 
-/// Font size of names, in pixels, and the approximate width of a character.
+/// Font size of names, in pixels; the next constant is the approximate width of a character.
 const FONT: usize = 15;
 const CHAR_WIDTH: usize = 8;
-/// Maximum number of characters of a name.
+/// Maximum number of characters of a name in the picture.
 const LABEL_CHARS_MAX: usize = 26;
 /// Maximum number of lines of a tooltip.
 const STORY_LINES_MAX: usize = 12;
-/// Height of the note about omitted data.
+/// Height of the note about omitted data, in pixels.
 const NOTE_HEIGHT: usize = 24;
 
 /// Returns the whole graph as an SVG document.
@@ -66,7 +66,7 @@ pub fn render(graph: &Graph) -> String {
     out
 }
 
-/// Returns the path of an edge: straight in lanes, bent between them.
+/// Returns the SVG path of an edge: straight in lanes, bent between lanes.
 fn path(layout: &PictureLayout, route: &[(usize, usize)]) -> String {
     let mut path = String::new();
     for bend in route.chunks(2) {
@@ -83,7 +83,7 @@ fn path(layout: &PictureLayout, route: &[(usize, usize)]) -> String {
     path
 }
 
-/// Appearance of a node.
+/// Appearance of a node in the picture.
 struct Face {
     name: String,
     second: String,
@@ -120,7 +120,7 @@ impl Face {
         }
     }
 
-    /// Returns the number of members, if there are several.
+    /// Returns the number of members as text, if the node has several members.
     fn count(&self) -> String {
         if self.members > 1 {
             // A plain space at its beginning would not be shown.
@@ -130,7 +130,7 @@ impl Face {
         }
     }
 
-    /// Returns the number of characters for which the box needs space; those of the second line are smaller.
+    /// Returns the number of characters for which the box needs space; characters of the second line are smaller.
     fn chars(&self) -> usize {
         let first = self.name.chars().count() + self.count().chars().count();
         first.max(self.second.chars().count() * 4 / 5)
@@ -189,7 +189,7 @@ fn story(graph: &Graph, vertex: Vertex) -> String {
     .unwrap_or_default()
 }
 
-/// Returns the second line: bytes of versions, or kernel and seconds of runs, over all members.
+/// Returns the second line of a node: bytes of versions, or kernel and seconds of runs, over all members.
 fn second(graph: &Graph, members: &[Vertex]) -> String {
     let (mut size, mut seconds, mut kernel) = (0, 0.0, String::new());
     let (mut versions, mut runs) = (0, 0);

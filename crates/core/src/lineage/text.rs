@@ -5,19 +5,19 @@ use crate::display::{self, bytes};
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Maximum number of characters of an annotation's value in a line.
+/// Maximum number of characters of an annotation's value in a line of the tree.
 const VALUE_CHARS_MAX: usize = 60;
 
-/// Direction in which a tree grows from its version.
+/// Direction in which a tree grows from its root version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum TreeDirection {
-    /// To its inputs.
+    /// Towards the inputs of the version.
     Up,
-    /// To the versions computed from it.
+    /// Towards the versions that were computed from the version.
     Down,
 }
 
-/// Returns the trees of the origins (`up`) and of the results (`down`) of versions and runs.
+/// Returns the trees of the origins (`up`) and of the results (`down`) of the given versions and runs.
 #[must_use]
 pub fn trees(graph: &Graph, roots: &[Vertex], up: bool, down: bool) -> String {
     let up = up.then(|| render(graph, roots, TreeDirection::Up));

@@ -1,26 +1,26 @@
-//! The server's side of file locks: decides which mount holds the table of a file's locks, and queues conflicting requests of different
-//! mounts. It does no I/O: the server sends its actions to the mounts.
+//! The server's side of file locks: decides which mount holds the lock table of a file, and queues conflicting requests of different
+//! mounts. This module does no I/O: the server sends its actions to the mounts.
 
 use super::{Lock, LockMode, LockTable};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-/// Message to a mount.
+/// Message of the server to a mount.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockMessage {
-    /// Return the file's table.
+    /// The mount must return the file's lock table.
     Recall {
         /// Id of the mount.
         mount: u64,
         /// Inode of the file.
         ino: u64,
     },
-    /// The mount now holds the file's table and decides the request itself.
+    /// The mount now holds the file's lock table and decides its request itself.
     Delegate {
         /// Id of the mount.
         mount: u64,
         /// Inode of the file.
         ino: u64,
-        /// Request of the mount.
+        /// Number of the mount's request that is decided.
         request: u64,
         /// Number of this message; see [`Arbiter::on_state`].
         number: u64,
@@ -31,34 +31,34 @@ pub enum LockMessage {
         mount: u64,
         /// Inode of the file.
         ino: u64,
-        /// Request of the mount.
+        /// Number of the mount's request that is granted.
         request: u64,
         /// Number of this message; see [`Arbiter::on_state`].
         number: u64,
     },
-    /// The lock is not granted: `by` conflicts with it, or the mount only asked for a conflict.
+    /// The lock is not granted: the lock `by` conflicts with it, or the mount only asked for a conflict.
     Deny {
         /// Id of the mount.
         mount: u64,
-        /// Request of the mount.
+        /// Number of the mount's request that is denied.
         request: u64,
-        /// Conflicting lock.
+        /// Conflicting lock; `None` if the mount only asked for a conflict and none exists.
         by: Option<Lock>,
     },
 }
 
-/// The arbiter does not know the mount's locks: the mount has to join, and loses its locks if it is refused.
+/// The arbiter does not know the mount's locks: the mount must join again, and loses its locks if the arbiter refuses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NotAMember;
 
-/// State of the locks of all files; see the module.
+/// State of the locks of all files at the server.
 #[derive(Debug, Default)]
 pub struct Arbiter {
     members: BTreeSet<u64>,
-    /// Members that may have missed messages: they keep their locks, and have to join before anything else.
+    /// Mounts that may have missed messages: they keep their locks, and must join again before they do anything else.
     absent: BTreeSet<u64>,
-    /// Mounts that held locks before the server restarted and have not reported them. No other mount gets a lock until these mounts have
-    /// reported their locks or are removed.
+    /// Mounts that held locks before the server restarted and have not reported these locks. No other mount gets a lock until the mounts
+    /// have reported their locks or are removed.
     awaited: BTreeSet<u64>,
     files: BTreeMap<u64, ArbiterFile>,
     number: u64,
@@ -66,12 +66,12 @@ pub struct Arbiter {
 
 #[derive(Debug, Default)]
 struct ArbiterFile {
-    /// Mount that decides alone, and the number of the message that delegated the table.
+    /// Mount that holds the file's lock table, and the number of the message that delegated the table.
     delegated: Option<(u64, u64)>,
     recalled: bool,
-    /// Locks of all mounts, if no mount decides alone.
+    /// Locks of all mounts on the file, if no mount holds the table.
     table: LockTable,
-    /// Granted locks that their mount may not know yet, by the number of the message.
+    /// Granted locks that their mount may not know yet, by the number of the grant message.
     reported: BTreeMap<u64, Lock>,
     queue: VecDeque<WaitingLock>,
 }
@@ -85,7 +85,7 @@ struct WaitingLock {
 }
 
 impl Arbiter {
-    /// Returns the state after a restart, in which these mounts held locks.
+    /// Returns the state after a restart of the server; `mounts` held locks before.
     #[must_use]
     pub fn awaiting(mounts: impl IntoIterator<Item = u64>) -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Arbiter {
         self.members.contains(&mount)
     }
 
-    /// Returns whether another mount holds, or may take, locks of the file.
+    /// Returns whether another mount than `mount` holds, or may take, locks of the file.
     #[must_use]
     pub fn is_locked_elsewhere(&self, ino: u64, mount: u64) -> bool {
         self.files.get(&ino).is_some_and(|file| {
@@ -122,11 +122,11 @@ impl Arbiter {
         self.files.contains_key(&ino)
     }
 
-    /// Handles a mount's report of its complete state, which the mount sends at first or when messages may have been lost: the files whose
-    /// tables are delegated to it, and its locks on other files.
+    /// Handles a mount's report of its complete state, which the mount sends first and when messages may have been lost: the files whose
+    /// lock tables are delegated to the mount, and its locks on other files.
     ///
     /// # Errors
-    /// If the mount holds locks or tables and was removed since, or they conflict with those of other mounts. The mount loses them.
+    /// If the mount was removed since it took its locks or tables, or if these conflict with other mounts' locks: the mount loses them.
     pub fn on_join(
         &mut self,
         mount: u64,
@@ -179,7 +179,7 @@ impl Arbiter {
         }
     }
 
-    /// Handles a mount's request for a lock. The answer is an action, now or later.
+    /// Handles a mount's request for a lock. The answer is a message in `out`, now or later.
     ///
     /// # Errors
     /// See [`NotAMember`].
@@ -218,8 +218,8 @@ impl Arbiter {
         self.settle(ino, out);
     }
 
-    /// Handles a mount's report of its locks on a file after it received all messages up to number `seen`. The table is no longer delegated to
-    /// the mount then.
+    /// Handles a mount's report of its locks on a file after the mount received all messages up to number `seen`. After this report, the
+    /// file's table is not delegated to the mount any more.
     ///
     /// # Errors
     /// See [`NotAMember`].
@@ -288,7 +288,7 @@ impl Arbiter {
         }
     }
 
-    /// Answers all requests for a file that can be answered.
+    /// Answers all requests for a file that can be answered now.
     fn settle(&mut self, ino: u64, out: &mut Vec<LockMessage>) {
         if !self.awaited.is_empty() {
             return;
@@ -337,7 +337,7 @@ impl Arbiter {
 }
 
 impl ArbiterFile {
-    /// Answers the requests that can be answered, first come, first served. Returns the number of the last message.
+    /// Answers the requests for a file that can be answered, first come, first served. Returns the number of the last message.
     fn decide(&mut self, ino: u64, mut number: u64, out: &mut Vec<LockMessage>) -> u64 {
         loop {
             let before = number;

@@ -1,19 +1,19 @@
-//! A mount's side of file locks: the locks that its programs hold and wait for. It does no I/O: the mount sends its effects to programs and
-//! to the server.
+//! A mount's side of file locks: the locks that its programs hold and wait for. This module does no I/O: the mount sends its effects to
+//! programs and to the server.
 
 use super::{LEASES_MAX, LOCKS_PER_USER_MAX, Lock, LockHolder, LockMode, LockSpace, LockTable};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Answer to a program that requested a lock.
+/// Answer of the mount to a program that requested a lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LockAnswer {
     /// The lock is granted.
     Granted,
-    /// The lock is not granted: this lock conflicts with it, or a test found no conflict.
+    /// The lock is not granted: the given lock conflicts with it, or a test found no conflict.
     Denied(Option<Lock>),
-    /// The owners of conflicting locks wait for locks of this program.
+    /// The owners of conflicting locks wait for locks of this program, so waiting would never end.
     Deadlock,
-    /// The user has too many locks.
+    /// The user has the maximum number of locks.
     TooMany,
 }
 
@@ -33,22 +33,22 @@ pub enum Effect {
         /// Kind of the request.
         how: LockMode,
     },
-    /// Inform the server that nobody waits for a lock of that file any more.
+    /// Inform the server that no program waits for the requested lock of the file any more.
     Cancel {
         /// Number of the request for the lock.
         request: u64,
         /// Inode of the file.
         ino: u64,
     },
-    /// Report to the server the locks of that file on this mount ([`Holder::state`]).
+    /// Report to the server the locks of the file on this mount ([`Holder::state`]).
     State(u64),
 }
 
-/// Locks of a mount; see the module.
+/// Locks that the programs of a mount hold and wait for.
 #[derive(Debug, Default)]
 pub struct Holder {
     files: BTreeMap<u64, HolderFile>,
-    /// Waiting programs, by the numbers of their requests.
+    /// Waiting programs, by the numbers of their lock requests.
     waits: BTreeMap<u64, Wait>,
     locks_by_user: BTreeMap<u32, usize>,
     delegated: usize,
@@ -61,7 +61,7 @@ struct HolderFile {
     table: LockTable,
     /// Whether the file's table is delegated to this mount, so that no other mount has a lock and this mount decides.
     delegated: bool,
-    /// Whether the table is about to be returned, so that this mount decides nothing any more.
+    /// Whether the table is about to be returned to the server, so that this mount decides nothing any more.
     returning: bool,
 }
 
@@ -70,7 +70,7 @@ struct Wait {
     ino: u64,
     lock: Lock,
     how: LockMode,
-    /// Whether the server was asked.
+    /// Whether the server was asked for the lock.
     asked: bool,
 }
 
@@ -97,7 +97,7 @@ impl Holder {
         self.files.contains_key(&ino)
     }
 
-    /// Returns whether the mount holds anything that the server must not give to other mounts.
+    /// Returns whether the mount holds no locks and tables, so that the server may grant all locks to other mounts.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.files.is_empty()
@@ -151,7 +151,7 @@ impl Holder {
         self.wake(ino, out);
     }
 
-    /// Handles a change after which an owner has less of a file than before.
+    /// Handles a change after which an owner has fewer or weaker locks on a file.
     fn changed(&mut self, ino: u64, out: &mut Vec<Effect>) {
         self.wake(ino, out);
         if !self.files.get(&ino).is_some_and(|file| file.delegated) {
@@ -193,8 +193,8 @@ impl Holder {
         }
     }
 
-    /// Unlocks bytes of a file for a program. Returns whether this was possible: if it splits a lock, the user may exceed the maximum
-    /// number of locks.
+    /// Unlocks bytes of a file for a program. Returns whether this was possible: if unlocking splits a lock, the user may exceed the
+    /// maximum number of locks.
     pub fn unlock(
         &mut self,
         ino: u64,
@@ -255,7 +255,7 @@ impl Holder {
         true
     }
 
-    /// Handles a grant of the server.
+    /// Handles the server's grant of a lock.
     pub fn on_granted(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
         self.seen = self.seen.max(number);
         match self.waits.remove(&request) {
@@ -268,7 +268,7 @@ impl Holder {
         }
     }
 
-    /// Handles a refusal of the server, or its answer to a test.
+    /// Handles the server's refusal of a lock, or its answer to a test.
     pub fn on_denied(&mut self, request: u64, by: Option<Lock>, out: &mut Vec<Effect>) {
         if let Some(wait) = self.waits.remove(&request) {
             self.drop_unused(wait.ino);
@@ -276,7 +276,7 @@ impl Holder {
         }
     }
 
-    /// Handles the loan of a table: this mount decides from now on, beginning with this request.
+    /// Handles the delegation of a file's table: this mount decides from now on, beginning with the pending request.
     pub fn on_delegated(&mut self, ino: u64, request: u64, number: u64, out: &mut Vec<Effect>) {
         self.seen = self.seen.max(number);
         let file = self.files.entry(ino).or_default();
@@ -289,14 +289,14 @@ impl Holder {
         self.wake(ino, out);
     }
 
-    /// Handles the recall of a table. The mount must make the data that was written under its locks visible to all other mounts, and then
-    /// call [`Self::returned`]. Returns whether there is a table to return.
+    /// Handles the recall of a file's table. The mount must make the data that was written under its locks visible to all other mounts, and
+    /// then call [`Self::returned`]. Returns whether the mount has a table to return.
     pub fn on_recall(&mut self, ino: u64) -> bool {
         let file = self.files.get_mut(&ino).filter(|file| file.delegated);
         file.is_some_and(|file| !std::mem::replace(&mut file.returning, true))
     }
 
-    /// Records that the server decides from now on.
+    /// Records that the file's table is returned, so that the server decides from now on.
     pub fn returned(&mut self, ino: u64, out: &mut Vec<Effect>) {
         let Some(file) = self.files.get_mut(&ino).filter(|file| file.delegated) else {
             return;
@@ -329,8 +329,8 @@ impl Holder {
         (locks.unwrap_or_default(), self.seen)
     }
 
-    /// Returns the complete state for a server that may not know it: the delegated files, and the locks of other files. Pending requests are
-    /// sent again.
+    /// Returns the complete state of the mount's locks for a server that may not know it: the delegated files, and the locks of other
+    /// files. Pending requests are sent again.
     pub fn join(&mut self, out: &mut Vec<Effect>) -> (Vec<u64>, Vec<(u64, Lock)>) {
         // A restarted server begins to count at zero.
         self.seen = 0;
@@ -375,8 +375,8 @@ impl Holder {
         self.change(ino, lock.uid, |table| table.set(lock));
     }
 
-    /// Weakens a lock after a request for a shared one: the server may have granted it without this mount's knowledge, so that other mounts
-    /// share the bytes. Returns whether the lock was exclusive.
+    /// Weakens an exclusive lock after a request for a shared lock: the server may have granted the shared lock without this mount's
+    /// knowledge, so that other mounts share the bytes. Returns whether the lock was exclusive.
     fn weaken(&mut self, wait: &Wait) -> bool {
         let Wait { ino, lock, how, .. } = *wait;
         let mut weaker = false;

@@ -2,23 +2,23 @@
 
 use super::{Lock, LockHolder};
 
-/// Locks that do not conflict with each other. An owner has at most one on each byte.
+/// Locks of a file that do not conflict with each other. An owner has at most one lock on each byte.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LockTable(pub(super) Vec<Lock>);
 
 impl LockTable {
-    /// Returns whether there are no locks.
+    /// Returns whether the table contains no locks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Returns all locks.
+    /// Returns all locks of the table.
     pub fn iter(&self) -> impl Iterator<Item = &Lock> {
         self.0.iter()
     }
 
-    /// Returns a lock that conflicts with the wanted one.
+    /// Returns a lock that conflicts with the lock `wanted`.
     #[must_use]
     pub fn conflict(&self, wanted: &Lock) -> Option<Lock> {
         self.0.iter().find(|held| held.hinders(wanted)).copied()
@@ -42,7 +42,7 @@ impl LockTable {
         self.0.push(whole);
     }
 
-    /// Removes all locks of the owner on these bytes. A lock that extends beyond them is cut or split.
+    /// Removes all locks of the owner on these bytes. A lock that extends beyond the bytes is cut or split.
     pub fn clear(&mut self, owner: LockHolder, start: u64, end: u64) {
         let mut rests = Vec::new();
         self.0.retain(|held| {
@@ -62,7 +62,7 @@ impl LockTable {
         self.0.append(&mut rests);
     }
 
-    /// Returns whether the owner holds all of these bytes already, at least as strongly as the lock.
+    /// Returns whether the lock's owner holds all of its bytes already, at least as strongly.
     #[must_use]
     pub fn covers(&self, lock: &Lock) -> bool {
         let own = |held: &&Lock| held.owner == lock.owner && (held.exclusive || !lock.exclusive);
@@ -80,7 +80,7 @@ impl LockTable {
         next.is_none_or(|byte| byte > lock.end)
     }
 
-    /// Turns the owner's exclusive locks on these bytes into shared ones. Returns whether there were any.
+    /// Turns the owner's exclusive locks on the bytes of `lock` into shared locks. Returns whether there were exclusive locks.
     pub fn weaken(&mut self, lock: &Lock) -> bool {
         let own = |held: &&Lock| held.owner == lock.owner && held.exclusive && held.overlaps(lock);
         let exclusive: Vec<Lock> = self.0.iter().filter(own).copied().collect();
@@ -95,7 +95,7 @@ impl LockTable {
         !exclusive.is_empty()
     }
 
-    /// Keeps the locks for which `keep` returns true.
+    /// Keeps the locks for which `keep` returns true, and removes all other locks.
     pub fn retain(&mut self, keep: impl Fn(&Lock) -> bool) {
         self.0.retain(keep);
     }

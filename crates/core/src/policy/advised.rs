@@ -1,4 +1,4 @@
-//! Advised: minimum wait with the server cores as one more candidate.
+//! Policy `advised`: minimum wait with the server cores as one more candidate.
 //!
 //! For the task t, the storage node e that `min-wait` would choose, and the server cores:
 //!
@@ -6,15 +6,15 @@
 //! time(t, e) = wait(t, e) + transfer(t, e) + run(t, e)
 //! ```
 //!
-//! The run time counts because the server cores are of another kind. They are chosen if that saves more than [`TIE_PERCENT`] of the time:
-//! otherwise moving bytes does not pay. Without server cores this policy is `min-wait`.
+//! The run time counts because the server cores differ in speed from the nodes. The server cores are chosen if they save more than
+//! [`TIE_PERCENT`] of the time: otherwise moving bytes does not pay. Without server cores this policy is `min-wait`.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, min_wait};
 
-/// Maximum difference of times that count as equal, in percent.
+/// Maximum difference between two times that count as equal, in percent.
 const TIE_PERCENT: u64 = 1;
 
-/// Policy that balances waiting, moving and running over storage nodes and the server cores.
+/// Policy that balances waiting, fetching inputs and running over storage nodes and the server cores.
 #[derive(Clone, Copy, Debug)]
 pub struct Advised;
 

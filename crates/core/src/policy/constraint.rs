@@ -1,15 +1,15 @@
-//! Constraint (LABIOS §3.5.2, "constraint-based"): chooses the node with the highest score under a job's weights, among those with
-//! capacity in their queue.
+//! Policy `constraint` (LABIOS §3.5.2, "constraint-based"): chooses the node with the highest score under a job's weights, among the nodes
+//! with capacity in their queue.
 //!
-//! Nodes whose scores are in the same bucket are equally good. Among these, a node that holds more of the inputs is chosen, then one
-//! with fewer labels per core, then the one with the lowest id. Every label that a node receives lowers the parts of its score for load
-//! and availability, so that labels spread unless the weights prevent it. In any case a node gets no more than its queue takes.
+//! Nodes whose scores are in the same bucket are equally good. Among these, a node that holds more of the inputs is chosen, then a node
+//! with fewer labels per core, then the node with the lowest id. Every label that a node receives lowers the parts of its score for load
+//! and availability, so that labels spread unless the weights prevent it. In any case a node gets no more labels than its queue accepts.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, labels_per_core};
 use crate::score::{Weights, WeightsError, bucket};
 use std::cmp::Reverse;
 
-/// Policy with weights.
+/// Policy that scores nodes by the weights of a job.
 #[derive(Clone, Debug)]
 pub struct ConstraintPolicy {
     name: String,
@@ -17,7 +17,7 @@ pub struct ConstraintPolicy {
 }
 
 impl ConstraintPolicy {
-    /// Returns the policy of a profile of Table 2 or of weights, in the notation of a job after `constraint:`.
+    /// Returns the policy for a profile of Table 2 or for weights, in the notation of a job after `constraint:`.
     ///
     /// # Errors
     /// The fault in the weights.
@@ -79,7 +79,7 @@ mod tests {
         Some(choice.node.0)
     }
 
-    /// Returns a fast node, a thrifty one, and one with a free core.
+    /// Returns three candidates: a fast node, a node that draws little power, and a node with a free core.
     fn three() -> [Candidate; 3] {
         let mut all = [store(0), store(1), store(2)];
         for one in &mut all {

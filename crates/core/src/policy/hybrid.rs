@@ -1,17 +1,17 @@
-//! Hybrid (AnalyzeThis §3.2, "HY"): reduce tasks and unaligned tasks run on the server cores; another policy places all other tasks.
+//! Policy `hybrid` (AnalyzeThis §3.2, "HY"): reduce and unaligned tasks run on the server cores; another policy places all other tasks.
 //!
 //! - A *reduce* task has at least [`REDUCE_INPUTS_MIN`] inputs that are stored on at least [`REDUCE_HOLDERS_MIN`] nodes: its inputs
-//!   would move in any case.
-//! - *Unaligned* tasks are the last, incomplete wave of similar tasks: of n that became ready together on c storage cores the last n mod c,
-//!   if n > c (a wave that is incomplete from the start has no stragglers).
+//!   would be fetched in any case.
+//! - *Unaligned* tasks are the last, incomplete wave of similar tasks: of n tasks that became ready together on c storage cores the last n
+//!   mod c tasks, if n > c (a wave that is incomplete from the start has no stragglers).
 //!
-//! Without server cores, or while its queue is full, the other policy decides.
+//! Without server cores, or while the queue of the server cores is full, the other policy decides.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 
 /// Minimum number of inputs of a reduce task.
 pub const REDUCE_INPUTS_MIN: usize = 3;
-/// Minimum number of nodes that hold these inputs.
+/// Minimum number of nodes that hold the inputs of a reduce task.
 pub const REDUCE_HOLDERS_MIN: usize = 2;
 
 /// Another policy combined with the server cores.
@@ -22,7 +22,7 @@ pub struct Hybrid {
 }
 
 impl Hybrid {
-    /// Returns the policy with `base` for all tasks that are not the work for the server cores.
+    /// Returns the policy with `base` for all tasks that do not run on the server cores.
     #[must_use]
     pub fn over(base: Box<dyn Policy>) -> Self {
         let name = format!("hybrid:{}", base.name());
@@ -75,7 +75,7 @@ impl Policy for Hybrid {
     }
 }
 
-/// Returns the reason for which a task is work for the server cores, if it is.
+/// Returns the reason for which a task should run on the server cores, if there is a reason.
 fn server_cores_work(request: &PlacementRequest<'_>, view: &mut dyn OnlineView) -> Option<Reason> {
     if request.inputs >= REDUCE_INPUTS_MIN && request.holders >= REDUCE_HOLDERS_MIN {
         return Some(Reason::Reduce {

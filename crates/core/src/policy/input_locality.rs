@@ -1,13 +1,13 @@
-//! Input locality (AnalyzeThis §3.2, "IL"): chooses the node that holds the largest part of the inputs, even if other nodes are idle.
-//! This policy moves the least data, and may overload one node.
+//! Policy `input-locality` (AnalyzeThis §3.2, "IL"): chooses the node that holds the largest part of the inputs, even if other nodes are
+//! idle. This policy moves the least data, and may overload one node.
 //!
-//! Ties (a task without inputs, or equal parts) are decided for the node with the shortest wait, then the fewest outstanding labels for
-//! its cores, then the lowest id. The task waits for a full node.
+//! Ties (a task without inputs, or equal parts) are decided for the node with the shortest wait, then the fewest outstanding labels per
+//! core, then the lowest id. If the chosen node is full, the task waits for it.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, Reason, labels_per_core};
 use std::cmp::Reverse;
 
-/// Policy that places tasks where the data is stored.
+/// Policy that places tasks on the nodes that store their inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct InputLocality;
 

@@ -1,4 +1,4 @@
-//! Minimum wait (AnalyzeThis §3.2, "MW"): chooses the node with the least expected wait.
+//! Policy `min-wait` (AnalyzeThis §3.2, "MW"): chooses the node with the least expected wait.
 //!
 //! For a task t and every node e:
 //!
@@ -14,13 +14,13 @@
 //! at least a quarter of its expected time, however long it has run. A run without any known run time counts for
 //! [`UNKNOWN_RUN`](crate::dispatch::UNKNOWN_RUN), so that such runs spread.
 //!
-//! `free` is the paper's "expected free time", kept as the remaining time so that errors of old estimates vanish as labels end. Ties are
+//! `free` is the paper's "expected free time", stored as the remaining time so that errors of old estimates vanish as labels end. Ties are
 //! decided for the node with more of the inputs, then fewer outstanding labels, then the lowest id.
 
 use super::{Candidate, OnlineView, PlacementRequest, Policy, PolicyChoice, Reason};
 use std::cmp::Reverse;
 
-/// Policy that balances waiting against moving.
+/// Policy that balances waiting against fetching inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct MinWait;
 
@@ -60,7 +60,7 @@ pub(super) fn least(view: &mut dyn OnlineView) -> Option<Candidate> {
     least.copied()
 }
 
-/// Returns the choice of a node from [`least`].
+/// Returns the policy's answer for the node that [`least`] returned.
 pub(super) fn choice(best: &Candidate) -> PolicyChoice {
     let cost = &best.estimate;
     let reason = Reason::LeastWait {

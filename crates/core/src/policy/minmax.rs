@@ -1,5 +1,5 @@
-//! Minmax (LABIOS §3.5.2): places tasks that are ready at the same time together. The placement minimises time and energy within the
-//! capacity of queues and devices of nodes: a multidimensional knapsack, which is NP-hard.
+//! Policy `minmax` (LABIOS §3.5.2): places tasks that are ready at the same time together. The placement minimises time and energy within
+//! the capacity of queues and devices of nodes: a multidimensional knapsack, which is NP-hard.
 //!
 //! A task t that node e gets after others of the batch costs
 //!
@@ -12,16 +12,16 @@
 //! power(e)      = watts(e) / cores(e)
 //! ```
 //!
-//! so time and energy weigh alike: a node that draws twice as much power has to be twice as fast. A node without configured power
-//! counts as the one that draws the most; if no node has configured power, energy counts for nothing.
+//! so time and energy weigh alike: a node that draws twice as much power must be twice as fast. A node without configured power counts like
+//! the node that draws the most; if no node has configured power, energy counts for nothing.
 //!
 //! **Approximate dynamic programming** (after Bertsimas, Demir 2002): tasks are stages. The state consists of the free capacity of queues
-//! and devices, and of the tasks given to each node. Of the states after a stage, only the [`BEAM`] cheapest are kept, and equal states
-//! are merged. Each task is tried on its [`CHOICES`] cheapest nodes only. The result is then improved by moving tasks between its
-//! nodes and exchanging pairs, in [`PASSES`] passes, or one pass for large batches. The tests compare small batches with the optimum of
-//! an exact search.
+//! and devices, and of the tasks given to each node. Of the states after a stage, only the [`BEAM`] cheapest are kept, and equal states are
+//! merged. Each task is tried on its [`CHOICES`] cheapest nodes only. The result is then improved by moving tasks between its nodes and
+//! exchanging pairs, in [`PASSES`] passes, or one pass for large batches. The tests compare small batches with the optimum of an exact
+//! search.
 //!
-//! A node takes as many tasks as it surely has places for, and no more input than its device has space for. If no device has enough
+//! A node gets at most as many tasks as its queue has places for, and no more input than its device has space for. If no device has enough
 //! space, the node with the most space is chosen: only the task itself finds out whether its input fits in the end.
 
 use super::{
@@ -32,22 +32,22 @@ use crate::id::NodeId;
 use crate::layout::RESERVE_BYTES;
 use std::cmp::Reverse;
 
-/// Maximum number of tasks that are placed together.
+/// Maximum number of tasks that the policy places together.
 pub const BATCH_MAX: usize = 64;
-/// Number of states that are kept after each stage.
+/// Number of cheapest states that are kept after each stage.
 pub const BEAM: usize = 8;
 /// Number of nodes on which each task is tried.
 pub const CHOICES: usize = 8;
 
-/// Number of passes over all tasks and pairs, and the number of tasks beyond which only one pass is made.
+/// Number of passes over all tasks and pairs of tasks; the next constant is the number of tasks beyond which only one pass is made.
 pub const PASSES: usize = 2;
 const PASSES_TASKS_MAX: usize = 16;
 
-/// Additional cost of a task whose input does not fit, and the maximum cost without it: the cost of a batch of such tasks does not
-/// overflow.
+/// Additional cost of a task whose input does not fit on the node, and the maximum cost without this addition: the cost of a batch of such
+/// tasks does not overflow.
 const MISFIT: u64 = 1 << 56;
 
-/// Policy that places batches.
+/// Policy that places batches of tasks with the least time and energy.
 #[derive(Clone, Copy, Debug)]
 pub struct Minmax;
 
@@ -131,27 +131,27 @@ impl BatchNode {
     }
 }
 
-/// A task on a node.
+/// Possible node of a task, with the task's cost on the node.
 #[derive(Clone, Copy, Debug)]
 struct Choosable {
     site: usize,
-    /// Index among the task's candidates.
+    /// Index of the node among the task's candidates.
     place: usize,
     /// Cost of the task on the node before the batch gave the node any task.
     cost: u64,
     service: u64,
 }
 
-/// Possible nodes of each task, and their costs.
+/// Assignment problem: possible nodes of each task, and the costs of the task on each of them.
 #[derive(Debug)]
 struct AssignmentProblem {
     /// Nodes in the order of ids.
     sites: Vec<BatchNode>,
-    /// Input size of each task in bytes, and its possible nodes, in the order of sites.
+    /// Input size of each task in bytes, and its possible nodes, in the order of `sites`.
     tasks: Vec<(u64, Vec<Choosable>)>,
 }
 
-/// Tasks that the batch gave a node.
+/// Number and size of the tasks that the batch gave a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct AssignedTasks {
     tasks: u64,
@@ -169,14 +169,14 @@ impl AssignedTasks {
     }
 }
 
-/// Placement of the first tasks.
+/// Placement of the first tasks of a batch.
 #[derive(Clone, Debug, Default)]
 struct PlacementState {
     cost: u64,
-    /// Tasks given to each node, in the order of sites, and a digest of them.
+    /// Tasks given to each node, in the order of `sites`, and a digest of these tasks.
     given: Vec<(usize, AssignedTasks)>,
     digest: u64,
-    /// Last step of the placement: an index into the steps.
+    /// Last step of the placement: an index into the list of steps.
     step: Option<usize>,
 }
 
@@ -206,7 +206,7 @@ impl PlacementState {
     }
 }
 
-/// Returns a number that differs for nearly all pairs of site and given tasks.
+/// Returns a number that differs for nearly all pairs of node and given tasks.
 fn digest(site: usize, given: &AssignedTasks) -> u64 {
     let numbers = [site as u64, given.tasks, given.bytes, given.service];
     numbers.iter().fold(1, |sum: u64, &number| {
@@ -258,7 +258,7 @@ impl AssignmentProblem {
         Self { sites, tasks }
     }
 
-    /// Returns the additional cost of a task on a node that already has given tasks; `None` if its queue is full.
+    /// Returns the additional cost of a task on a node that already has given tasks; `None` if the node's queue is full.
     fn add(&self, given: AssignedTasks, bytes: u64, one: &Choosable) -> Option<u64> {
         let site = &self.sites[one.site];
         if given.tasks >= site.slots {
@@ -278,8 +278,8 @@ impl AssignmentProblem {
         Some(cost.saturating_add(misfit))
     }
 
-    /// Returns the index of each task's node among its candidates. If a task does not fit in the first order, the tasks with the largest
-    /// inputs are placed first, if that is cheaper.
+    /// Returns the index of each task's node among the task's candidates. If a task does not fit in the first order, the order with the
+    /// largest inputs first is tried and used if it is cheaper.
     fn solve(&self) -> Vec<Option<usize>> {
         let mut order: Vec<usize> = (0..self.tasks.len()).collect();
         let mut found = self.places(&order);
@@ -311,7 +311,7 @@ impl AssignmentProblem {
         state.cost
     }
 
-    /// Returns the placement of the tasks, which are stages in this order.
+    /// Returns the placement of the tasks in the given order, in which each task is a stage.
     fn places(&self, order: &[usize]) -> Vec<Option<usize>> {
         let mut steps: Vec<PlacementStep> = Vec::new();
         let mut beam = vec![PlacementState::default()];
@@ -351,7 +351,7 @@ impl AssignmentProblem {
         places
     }
 
-    /// Returns the cheapest states after a task, the cheapest first. A task without a possible node is left out.
+    /// Returns the cheapest states after placing one more task, the cheapest first. A task without a possible node is left out.
     fn stage(
         &self,
         beam: &[PlacementState],
@@ -399,15 +399,15 @@ impl AssignmentProblem {
     }
 }
 
-/// Placement that is being improved: the tasks of each node.
+/// Placement that is being improved by exchanges: the tasks of each node.
 #[derive(Debug)]
 struct Exchange<'a> {
     problem: &'a AssignmentProblem,
-    /// Nodes with at least one task.
+    /// Nodes that have at least one task.
     sites: Vec<usize>,
-    /// Each task on each of these nodes, task by task; `None` where the task can't be placed.
+    /// Each task on each node of `sites`, task by task; `None` where the task can't be placed.
     on: Vec<Option<Choosable>>,
-    /// Tasks of each node, in order, and their cost.
+    /// Tasks of each node, in order, and the cost of these tasks.
     lists: Vec<(Vec<usize>, u64)>,
     /// Node of each task.
     at: Vec<Option<usize>>,
@@ -449,7 +449,7 @@ impl<'a> Exchange<'a> {
         this
     }
 
-    /// Returns the cost of a node's tasks without one of them, and with another one; `None` if this is impossible.
+    /// Returns the cost of a node's tasks without one task and with another task; `None` if this is impossible.
     fn cost(&self, at: usize, without: Option<usize>, with: Option<usize>) -> Option<u64> {
         let (mut given, mut sum, mut with) = (AssignedTasks::default(), 0_u64, with);
         let mut add = |task: usize| {
@@ -473,7 +473,7 @@ impl<'a> Exchange<'a> {
         Some(sum)
     }
 
-    /// Moves a task from one node to another, and another task back if one is given, if this is cheaper. Returns whether it is.
+    /// Moves a task from one node to another, and another task back if one is given, if this is cheaper. Returns whether tasks were moved.
     fn exchange(
         &mut self,
         (task, from): (usize, usize),
@@ -533,12 +533,12 @@ impl<'a> Exchange<'a> {
     }
 }
 
-/// Returns the power per core of a node, in thousandths of a watt; `None` if no power is configured.
+/// Returns the power of a node per core, in thousandths of a watt; `None` if no power is configured.
 fn power(one: &Candidate) -> Option<u64> {
     (one.watts_milli > 0).then(|| (one.watts_milli / u64::from(one.cores.max(1))).max(1))
 }
 
-/// Returns the largest and the smallest power per core of all nodes.
+/// Returns the largest and the smallest power per core among all nodes.
 fn powers(batch: &[PlacementQuestion<'_>]) -> (Option<u64>, u64) {
     let all = || {
         batch
@@ -549,7 +549,7 @@ fn powers(batch: &[PlacementQuestion<'_>]) -> (Option<u64>, u64) {
     (all().max(), all().min().unwrap_or(1))
 }
 
-/// Returns `a · b / c`, or the largest number.
+/// Returns `a · b / c`, or the largest number if the result is larger.
 fn multiply_divide(a: u64, b: u64, c: u64) -> u64 {
     let wide = u128::from(a) * u128::from(b) / u128::from(c);
     u64::try_from(wide).unwrap_or(u64::MAX)
@@ -580,7 +580,7 @@ mod tests {
         choices.into_iter().map(node).collect()
     }
 
-    /// Returns a node on which a task runs for `run_ns`.
+    /// Returns a candidate node on which a task runs for `run_ns` nanoseconds.
     fn site(id: u32, run_ns: u64, watts: u64) -> Candidate {
         let mut one = store(id);
         one.slots = 8;
@@ -719,7 +719,7 @@ mod tests {
         batch
     }
 
-    /// docs/scheduling.md contains these figures.
+    /// docs/scheduling.md contains the costs that this test checks.
     #[test]
     fn minmax_small_batches_cost_near_the_optimum() {
         let mut source = RandomSource::seeded(16);

@@ -2,7 +2,7 @@
 //! small state; it sees no clock and no dispatcher. To add a policy, add a file in this directory and a row in [`by_name`].
 //!
 //! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the dispatcher may look ahead and drop
-//! the answer; [`Policy::chosen`] informs the policy that its answer was carried out.
+//! the answer; [`Policy::chosen`] informs the policy that the dispatcher carried out its answer.
 
 mod advised;
 mod constraint;
@@ -32,11 +32,11 @@ use crate::id::{JobId, NodeId, TaskId};
 use crate::score::{ScoreInputs, WeightsError};
 use std::fmt;
 
-/// Policy of a cluster and of a job that names none.
+/// Name of the default policy, for clusters and jobs that name no policy.
 pub const DEFAULT: &str = "min-wait";
 
-/// Names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`; [weights](crate::score::Weights) of
-/// the user may follow `constraint:`, too.
+/// Policy names that [`by_name`] knows, for help texts and errors. `wa` is short for `write-amplification`;
+/// [weights](crate::score::Weights) of the user may follow `constraint:`, too.
 pub const NAMES: [&str; 18] = [
     "round-robin",
     "random",
@@ -58,47 +58,47 @@ pub const NAMES: [&str; 18] = [
     "advised",
 ];
 
-/// Task that needs a node.
+/// Request for the placement of a task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PlacementRequest<'a> {
     /// Job of the task.
     pub job: JobId,
     /// Id of the task.
     pub task: TaskId,
-    /// Name under which its kernel's history is kept.
+    /// Name under which the run-time history of the task's kernel is stored.
     pub kernel: &'a str,
-    /// Number of its inputs, not counting its kernel's code.
+    /// Number of inputs of the task, not counting the code of its kernel.
     pub inputs: usize,
-    /// Number of nodes that hold the inputs.
+    /// Number of nodes that hold inputs of the task.
     pub holders: usize,
-    /// Size of all its inputs, in bytes.
+    /// Size of all inputs of the task, in bytes.
     pub input_bytes: u64,
-    /// Number of tasks of the same job and kernel that are ready and not sent yet, including this one.
+    /// Number of tasks of the same job and kernel that are ready and not sent yet, including this task.
     pub wave_left: u64,
-    /// Number of tasks of the same job and kernel that became ready since none of them was.
+    /// Number of tasks of the same job and kernel that became ready since the last time when none of them was ready.
     pub wave_size: u64,
 }
 
-/// Node that could take the task.
+/// Node that could take the task, with the estimated costs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Purpose of the node.
+    /// Role of the node in the placement of tasks.
     pub role: Role,
-    /// Number of kernels that it runs at once.
+    /// Number of kernels that the node runs at once.
     pub cores: u32,
-    /// Whether its queue takes another label now.
+    /// Whether the node's queue accepts another label now.
     pub has_space: bool,
-    /// Number of its labels that have not ended.
+    /// Number of unfinished labels of the node.
     pub outstanding: usize,
-    /// Size of the task's inputs that it holds, in bytes.
+    /// Size of the task's inputs that the node holds, in bytes.
     pub local_bytes: u64,
-    /// Number of labels that its queue surely takes now.
+    /// Minimum number of labels that the node's queue accepts now.
     pub slots: usize,
-    /// Last reported free space of its device, in bytes.
+    /// Last reported free space of the node's device, in bytes.
     pub free_bytes: u64,
     /// Power that the node draws at full load, in thousandths of a watt, as configured; 0 if no power is configured.
     pub watts_milli: u64,
-    /// Properties from which its scores are computed.
+    /// Properties from which the scores of the node are computed.
     pub standing: ScoreInputs,
     /// Estimated costs of the task on the node.
     pub estimate: Estimate,
@@ -113,14 +113,14 @@ pub struct PlacementQuestion<'a> {
     pub candidates: Vec<Candidate>,
 }
 
-/// Returns the number of labels per core, in parts so small that more labels always count for more.
+/// Returns the number of labels per core, in units so small that more labels always give a larger number.
 #[must_use]
 pub fn labels_per_core(labels: usize, cores: u32) -> u64 {
     (labels as u64).saturating_mul(1 << 32) / u64::from(cores.max(1))
 }
 
 impl Candidate {
-    /// Returns the time until the task would have ended on the node, in nanoseconds: waiting, fetching its inputs and running.
+    /// Returns the time until the task would end on the node, in nanoseconds: waiting, fetching its inputs and running.
     #[must_use]
     pub fn end_ns(&self) -> u64 {
         let cost = &self.estimate;
@@ -130,12 +130,12 @@ impl Candidate {
     }
 }
 
-/// Answer of a policy.
+/// Answer of a policy to a placement request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PolicyChoice {
-    /// Chosen node. If its queue is full, the task waits in the dispatcher for this node.
+    /// Chosen node. If the queue of the node is full, the task waits in the dispatcher for this node.
     pub node: NodeId,
-    /// Reason of the choice.
+    /// Reason for the choice.
     pub reason: Reason,
 }
 
@@ -146,9 +146,9 @@ pub enum Reason {
     Pinned,
     /// The producer of a streamed input runs on the node, and another core is free.
     Beside,
-    /// It was the node's turn.
+    /// The node is the next one in the policy's round-robin order.
     Turn,
-    /// The node was drawn at random.
+    /// The node was chosen at random.
     Drawn,
     /// The node holds the largest part of the inputs.
     MostInput {
@@ -157,57 +157,57 @@ pub enum Reason {
         /// Size of all inputs, in bytes.
         input_bytes: u64,
     },
-    /// Waiting and fetching inputs together take the least time on the node.
+    /// The node has the least time for waiting and fetching inputs.
     LeastWait {
-        /// Time until a core is free, in nanoseconds.
+        /// Time until a core of the node is free, in nanoseconds.
         wait_ns: u64,
-        /// Time to fetch inputs, in nanoseconds.
+        /// Time to fetch the task's inputs, in nanoseconds.
         transfer_ns: u64,
     },
-    /// The node has to fetch the least for the task's inputs.
+    /// The node has to fetch the fewest bytes for the task's inputs.
     LeastAmplification {
         /// Size of all inputs, in bytes.
         input_bytes: u64,
-        /// Size of the inputs that it has to fetch, in bytes.
+        /// Size of the inputs that the node has to fetch, in bytes.
         transfer_bytes: u64,
     },
-    /// The node's score is the highest of those with capacity.
+    /// The node has the highest score among the nodes with capacity.
     HighestScore {
-        /// Score, in thousandths.
+        /// Score of the node, in thousandths.
         score: u16,
         /// Properties from which the score was computed.
         standing: ScoreInputs,
     },
-    /// The cheapest plan that was found for several tasks gives the task to the node.
+    /// The cheapest plan that was found for several tasks places the task on the node.
     CheapestPlan {
-        /// Number of tasks in the plan.
+        /// Number of tasks in the cheapest plan.
         together: usize,
-        /// Time until a core is free, not counting the plan's other tasks, in nanoseconds.
+        /// Time until a core of the node is free, not counting the plan's other tasks, in nanoseconds.
         wait_ns: u64,
-        /// Time to fetch inputs and to run, in nanoseconds.
+        /// Time to fetch the task's inputs and to run it, in nanoseconds.
         service_ns: u64,
         /// Power of the node in thousandths of a watt, as configured; 0 if no power is configured.
         watts_milli: u64,
     },
     /// Waiting, fetching inputs and running take the least time on this node, compared with the best storage node and the server cores.
     Advised {
-        /// Time until a core is free, in nanoseconds.
+        /// Time until a core of the node is free, in nanoseconds.
         wait_ns: u64,
-        /// Time to fetch inputs, in nanoseconds.
+        /// Time to fetch the task's inputs, in nanoseconds.
         transfer_ns: u64,
-        /// Time to run, in nanoseconds; 0 if it is unknown.
+        /// Time to run the task, in nanoseconds; 0 if the run time is unknown.
         run_ns: u64,
     },
-    /// The task gathers inputs from several nodes, which is work for the server cores.
+    /// The task reads inputs from several nodes, so it runs on the server cores.
     Reduce {
-        /// Number of inputs.
+        /// Number of inputs of the task.
         inputs: usize,
-        /// Number of nodes that hold them.
+        /// Number of nodes that hold the inputs.
         holders: usize,
     },
-    /// The task is one of those that do not fill a wave, which is work for the server cores.
+    /// The task belongs to an incomplete wave, so it runs on the server cores.
     Unaligned {
-        /// Number of tasks of the wave that are left, including this one.
+        /// Number of tasks of the wave that are not sent, including this task.
         left: u64,
         /// Number of tasks of the wave.
         size: u64,
@@ -297,7 +297,7 @@ fn power(watts_milli: u64) -> String {
     format!("on a node configured with {watts:.1} W")
 }
 
-/// Returns the bytes written per byte of input: (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
+/// Returns the bytes written per byte of input: (input + transferred) / input; 1 without input (AnalyzeThis Eq. 1).
 #[expect(
     clippy::cast_precision_loss,
     reason = "a ratio for display and reports"
@@ -315,12 +315,12 @@ fn millis(ns: u64) -> f64 {
     ns as f64 / 1e6
 }
 
-/// State of a policy between tasks.
+/// State of a policy that it keeps from one task to the next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct PolicyState {
-    /// Node of the last turn.
+    /// Last node that a policy with a round-robin order has chosen.
     pub last: Option<NodeId>,
-    /// State of its random number generator.
+    /// State of the policy's random number generator.
     pub source: Option<u64>,
 }
 
@@ -329,20 +329,20 @@ pub trait Policy: fmt::Debug + Send {
     /// Returns the name of the policy.
     fn name(&self) -> &str;
 
-    /// Returns the node for a task. Returns `None` if no node that the policy may choose is online and has capacity: the task is
-    /// placed again when one has.
+    /// Returns the node for a task. Returns `None` if no node that the policy may choose is online and has capacity: the task is placed
+    /// again when such a node has capacity.
     fn place(
         &self,
         request: &PlacementRequest<'_>,
         view: &mut dyn OnlineView,
     ) -> Option<PolicyChoice>;
 
-    /// Returns the maximum number of tasks that the policy places together; with 1 it places each task by itself.
+    /// Returns the maximum number of tasks that the policy places together; 1 if the policy places each task by itself.
     fn batch_max(&self) -> usize {
         1
     }
 
-    /// Returns the nodes for tasks that are ready at the same time, in their order. Like [`Self::place`], it changes nothing.
+    /// Returns the nodes for tasks that are ready at the same time, in the tasks' order. Like [`Self::place`], this changes nothing.
     fn place_all(&self, batch: &mut [PlacementQuestion<'_>]) -> Vec<Option<PolicyChoice>> {
         vec![None; batch.len()]
     }
@@ -352,7 +352,7 @@ pub trait Policy: fmt::Debug + Send {
         false
     }
 
-    /// Returns the state to store.
+    /// Returns the state of the policy, to store it.
     fn memory(&self) -> PolicyState {
         PolicyState::default()
     }
@@ -360,14 +360,14 @@ pub trait Policy: fmt::Debug + Send {
     /// Restores the state of a policy of the same kind.
     fn restore(&mut self, _memory: PolicyState) {}
 
-    /// Handles a choice that was carried out; policies advance their turns and seeds here.
+    /// Handles a choice that the dispatcher carried out; policies advance their turns and seeds here.
     fn chosen(&mut self, choice: &PolicyChoice);
 }
 
-/// No policy has this name.
+/// Error of a policy's name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownPolicy {
-    /// No policy's name begins like this one.
+    /// No policy has this name.
     #[error("policy `{0}` does not exist; known policies are {known}", known = NAMES.join(", "))]
     Name(String),
     /// The policy's weights can't be used.
@@ -375,7 +375,7 @@ pub enum UnknownPolicy {
         "the policy `{name}`: {source}; write constraint:low-latency, or constraint:load=2,speed=1"
     )]
     Weights {
-        /// Requested name.
+        /// Requested name of the policy.
         name: String,
         /// Fault in the weights.
         source: WeightsError,
@@ -388,10 +388,10 @@ pub enum UnknownPolicy {
 /// Maximum length of a policy's name, in bytes.
 pub const NAME_MAX: usize = 120;
 
-/// Returns the policy of a name. `seed` is used by policies that draw random numbers.
+/// Returns the policy with this name. `seed` is used by policies that draw random numbers.
 ///
 /// # Errors
-/// [`UnknownPolicy`] with the known names.
+/// [`UnknownPolicy`], whose message lists the known names.
 pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> {
     if name.len() > NAME_MAX {
         return Err(UnknownPolicy::Long(name.len()));
@@ -422,7 +422,7 @@ pub fn by_name(name: &str, seed: u64) -> Result<Box<dyn Policy>, UnknownPolicy> 
     }
 }
 
-/// Returns whether a policy is defined by a job's own weights: it has no state, and is dropped with the last job that uses it.
+/// Returns whether a policy is defined by a job's own weights: such a policy has no state, and is dropped with the last job that uses it.
 #[must_use]
 pub(crate) fn is_own(name: &str) -> bool {
     name.contains("constraint:")
@@ -445,7 +445,7 @@ fn plain(name: &str, seed: u64) -> Option<Box<dyn Policy>> {
 mod tests {
     use super::*;
 
-    /// Returns a candidate for scenarios: a store with capacity and a free core unless a test changes it.
+    /// Returns a candidate for test scenarios: a storage node with capacity and a free core unless a test changes it.
     pub(super) fn store(id: u32) -> Candidate {
         Candidate {
             role: Role::Store,
@@ -467,7 +467,7 @@ mod tests {
         }
     }
 
-    /// Returns a request with one input.
+    /// Returns a placement request for a task with one input.
     pub(super) fn request() -> PlacementRequest<'static> {
         PlacementRequest {
             job: JobId(1),
@@ -542,7 +542,7 @@ mod tests {
     }
 
     #[test]
-    fn place_gives_same_answer_twice() {
+    fn policy_place_gives_same_answer_twice() {
         let all = [store(0), store(1), store(2)];
         for name in NAMES {
             let policy = by_name(name, 7).unwrap();

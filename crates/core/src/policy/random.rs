@@ -1,6 +1,6 @@
-//! Random: chooses a node with a seeded random number generator. This policy is the baseline for the others.
+//! Policy `random`: chooses a node with a seeded random number generator. This policy is the baseline for the other policies.
 //!
-//! `random` chooses among nodes with capacity in their queue. `random:all` chooses among all, whatever their load (LABIOS §3.5.2,
+//! `random` chooses among nodes with capacity in their queue. `random:all` chooses among all nodes, whatever their load (LABIOS §3.5.2,
 //! "random select"): a task then waits for its node, even if another node is idle.
 
 use super::{
@@ -8,7 +8,7 @@ use super::{
 };
 use crate::random::RandomSource;
 
-/// Policy that draws nodes; the same seed draws the same ones.
+/// Policy that draws nodes at random; the same seed draws the same nodes.
 #[derive(Clone, Debug)]
 pub struct Random {
     source: RandomSource,
@@ -16,7 +16,7 @@ pub struct Random {
 }
 
 impl Random {
-    /// Returns the policy with a seed and the set of nodes from which it draws.
+    /// Returns the policy with a seed and the set of nodes from which the policy draws.
     #[must_use]
     pub fn seeded(seed: u64, of: CountedNodes) -> Self {
         let source = RandomSource::seeded(seed);

@@ -1,10 +1,10 @@
-//! Round-robin (AnalyzeThis §3.2, "RR"): chooses the next node in turn with capacity in its queue, whatever data it holds. This policy
-//! levels load and moves the most data.
+//! Policy `round-robin` (AnalyzeThis §3.2, "RR"): chooses the next node in turn with capacity in its queue, whatever data it holds. This
+//! policy levels load and moves the most data.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 use crate::id::NodeId;
 
-/// Policy that uses nodes in turn.
+/// Policy that uses the nodes in turn.
 #[derive(Clone, Debug, Default)]
 pub struct RoundRobin {
     last: Option<NodeId>,

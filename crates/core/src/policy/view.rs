@@ -1,7 +1,7 @@
-//! Queries of a policy about the cluster. Every answer leaves out nodes on which the task must not run.
+//! Queries of a policy about the cluster. Every answer leaves out the nodes on which the task must not run.
 //!
-//! Most policies order nodes by few properties, so the view need not show them the whole cluster: it can keep nodes in those orders and
-//! show the first of each.
+//! Most policies order nodes by few properties, so the view need not show the whole cluster: it can keep nodes in the orders of the
+//! policies and show the first of each order.
 
 use super::Candidate;
 use crate::event::Role;
@@ -9,7 +9,7 @@ use crate::id::NodeId;
 use crate::score::Weights;
 use std::fmt;
 
-/// Set of nodes that are counted.
+/// Set of nodes that a query counts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CountedNodes {
     /// All storage nodes.
@@ -18,20 +18,20 @@ pub enum CountedNodes {
     Open,
 }
 
-/// The cluster as a policy sees it: nodes that are online. Candidates are in no particular order.
+/// The cluster as a policy sees it: the online nodes. Candidates are in no particular order.
 pub trait OnlineView: fmt::Debug {
-    /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
-    /// that it rises with the wait, with the outstanding labels per core and with the id. Each omitted node differs from a returned one
-    /// only by the last three properties, and is not better.
+    /// Returns storage nodes that include the minimum of any key of the following form. The key may depend arbitrarily on the held bytes
+    /// first. After that it rises with the wait, with the outstanding labels per core and with the id. Each omitted node differs from a
+    /// returned node only by the last three properties, and is not better.
     fn by_wait(&mut self) -> &[Candidate];
 
-    /// Returns storage nodes that include the minimum of certain keys. Such a key may depend arbitrarily on the held bytes first. After
-    /// that it prefers nodes with capacity, among these the ones after `last`, and among these the lowest id.
+    /// Returns storage nodes that include the minimum of any key of the following form. The key may depend arbitrarily on the held bytes
+    /// first. After that it prefers nodes with capacity, among these the nodes after `last`, and among these the lowest id.
     fn in_turn(&mut self, last: Option<NodeId>) -> &[Candidate];
 
-    /// Returns storage nodes that include the minimum of certain keys. Such a key depends first on the presence of capacity, then on the
-    /// bucket of the score under these weights, and then arbitrarily on the held bytes. After that it rises with the outstanding labels per
-    /// core and with the id.
+    /// Returns storage nodes that include the minimum of any key of the following form. The key depends first on the presence of capacity,
+    /// then on the bucket of the score under these weights, and then arbitrarily on the held bytes. After that it rises with the
+    /// outstanding labels per core and with the id.
     fn by_score(&mut self, weights: &Weights) -> &[Candidate];
 
     /// Returns all storage nodes; the cost of this query grows with the cluster.

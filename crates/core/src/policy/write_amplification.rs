@@ -1,4 +1,4 @@
-//! Write amplification (AnalyzeThis §6.3, "WA"): chooses the node on which the task writes least in addition to its inputs.
+//! Policy `write-amplification` (AnalyzeThis §6.3, "WA"): chooses the node that writes the fewest bytes in addition to the task's inputs.
 //!
 //! For a task t and every node e:
 //!
@@ -6,15 +6,15 @@
 //! WA(t, e) = (bytes of t's inputs + bytes of them that are not on e) / bytes of t's inputs
 //! ```
 //!
-//! This is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all nodes, so the bytes to fetch
-//! are compared. Among several nodes with the least bytes, the next in turn that has capacity is chosen, as in the paper, where turns
-//! decide all ties. If none of them has capacity, the task waits for the next in turn. Without ties this policy chooses the same nodes
-//! as input locality.
+//! This equation is Eq. 1 with the intended sum, and 1 for a task without inputs. The denominator is the same for all nodes, so the bytes
+//! to fetch are compared. Among several nodes with the least bytes, the next node in turn with capacity is chosen, as in the paper, where
+//! turns decide all ties. If none of these nodes has capacity, the task waits for the next node in turn. Without ties this policy chooses
+//! the same nodes as input locality.
 
 use super::{OnlineView, PlacementRequest, Policy, PolicyChoice, PolicyState, Reason};
 use crate::id::NodeId;
 
-/// Policy that minimises writes to the devices.
+/// Policy that minimises writes to the devices of nodes.
 #[derive(Clone, Debug, Default)]
 pub struct WriteAmplification {
     last: Option<NodeId>,

@@ -1,4 +1,4 @@
-//! Locations of the chunks of a dataset, from six kinds of index.
+//! Locations of the chunks of an HDF5 dataset, from six kinds of index.
 
 use super::file::Hdf5File;
 use super::message::{Hdf5Index, IndexKind};
@@ -12,19 +12,19 @@ pub const CHUNKS_MAX: u64 = 1 << 20;
 /// Number of block sizes of an extensible array.
 const BLOCKS_MAX: usize = 64;
 
-/// Table that is being filled.
+/// Table of chunks that is being filled.
 struct ChunkTable<'a> {
     index: &'a Hdf5Index,
     shape: &'a [u64],
-    /// Number of chunks along each dimension of the variable, which may be longer than the dataset (a netCDF dimension that grew).
+    /// Number of chunks along each dimension of the variable, which may be longer than the dataset (a netCDF dimension that has grown).
     counts: Vec<u64>,
     chunks: Vec<Chunk>,
 }
 
-/// Returns the chunks of a variable, by their numbers, without those that were never written.
+/// Returns the chunks of a variable, by their numbers, without the chunks that were never written.
 ///
 /// # Errors
-/// If the index is corrupt, or has more than [`CHUNKS_MAX`] chunks.
+/// If the chunk index is corrupt, or has more than [`CHUNKS_MAX`] chunks.
 pub fn chunks(
     variable: &Variable,
     chunked: &Chunked,
@@ -91,7 +91,7 @@ pub fn chunks(
 }
 
 impl ChunkTable<'_> {
-    /// Records a chunk by its place in the grid; a chunk outside of the array is ignored.
+    /// Records a chunk by its place in the grid; a chunk outside of the variable is ignored.
     fn add(&mut self, place: &[u64], offset: u64, size: u64, mut mask: u32) -> Result<()> {
         if place
             .iter()
@@ -179,7 +179,7 @@ impl ChunkTable<'_> {
         Ok(())
     }
 
-    /// Returns the size of an array of chunks, if it cannot grow.
+    /// Returns the number of entries of a chunk array, if the array cannot grow.
     fn numbers(&self) -> Option<u64> {
         let mut counts = self
             .index
@@ -190,7 +190,7 @@ impl ChunkTable<'_> {
         counts.try_fold(1_u64, |all, count| all.checked_mul(count))
     }
 
-    /// Returns the place of a chunk from its number in an array; the unlimited dimension counts as the first.
+    /// Returns the place of a chunk in the grid from its number in a chunk array; the unlimited dimension counts as the first.
     fn place(&self, number: u64, unlimited: Option<usize>) -> Option<Vec<u64>> {
         let rank = self.counts.len();
         let first = unlimited.into_iter();
@@ -211,7 +211,7 @@ impl ChunkTable<'_> {
         Some(place)
     }
 
-    /// Reads consecutive elements of an array; the first has the number `first`.
+    /// Reads consecutive elements of a chunk array; the first element has the number `first`.
     fn elements(
         &mut self,
         cursor: &mut Cursor,
@@ -259,8 +259,8 @@ impl ChunkTable<'_> {
         self.block(file, start, 0, count, page, &array, None)
     }
 
-    /// Reads a block of elements at `start`, which has pages with checksums if it has more elements than a page. Bits tell which pages
-    /// were written: they are before the pages, or elsewhere (`bits`, from one of them on).
+    /// Reads a block of elements at `start`; the block has pages with checksums if it has more elements than a page. Bits mark the pages
+    /// that were written: the bits are before the pages, or elsewhere (`bits`, from one of them on).
     #[expect(
         clippy::too_many_arguments,
         reason = "a block of either array, written in full"

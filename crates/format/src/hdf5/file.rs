@@ -1,13 +1,13 @@
-//! Bytes of an HDF5 file by its own addresses, and object headers.
+//! Access to the bytes of an HDF5 file by the file's own addresses, and to object headers.
 
 use crate::bytes::{Cursor, LimitedBytes};
 use crate::{Bytes, Error, Result};
 
 const SIGNATURE: &[u8] = b"\x89HDF\r\n\x1a\n";
-/// Maximum number of pieces of one object header.
+/// Maximum number of blocks of one object header.
 const CONTINUATIONS_MAX: usize = 256;
 
-/// Returns the offset of HDF5's signature in a file, if it has one.
+/// Returns the offset of HDF5's signature in a file, if the file has the signature.
 pub(super) fn signature(bytes: &dyn Bytes) -> Option<u64> {
     let starts = std::iter::once(0).chain((9..40).map(|bits| 1 << bits));
     let mut found = [0; 8];
@@ -16,25 +16,25 @@ pub(super) fn signature(bytes: &dyn Bytes) -> Option<u64> {
         .find(|start| bytes.read_at(*start, &mut found).is_ok() && found == SIGNATURE)
 }
 
-/// File, with the sizes of addresses and lengths according to its superblock.
+/// HDF5 file, with the sizes of addresses and lengths according to its superblock.
 pub(super) struct Hdf5File<'a> {
     pub(super) source: LimitedBytes<'a>,
-    /// Offset of address 0 in the file.
+    /// Offset in the file of HDF5 address 0.
     pub(super) base: u64,
-    /// Size of an address, in bytes.
+    /// Size of an address in the file, in bytes.
     pub(super) offsets: usize,
-    /// Size of a length, in bytes.
+    /// Size of a length in the file, in bytes.
     pub(super) lengths: usize,
 }
 
-/// One message of an object header.
+/// One message of an HDF5 object header.
 pub(super) struct HeaderMessage {
     pub(super) kind: u16,
     pub(super) body: Cursor,
 }
 
 impl<'a> Hdf5File<'a> {
-    /// Opens a file; also returns the address of its root group.
+    /// Opens an HDF5 file; also returns the address of its root group.
     pub(super) fn open(bytes: &'a dyn Bytes) -> Result<(Self, u64)> {
         let what = "HDF5 superblock";
         let start = signature(bytes).ok_or_else(|| Error::Corrupt {
@@ -101,7 +101,7 @@ impl<'a> Hdf5File<'a> {
             .cursor(address.saturating_add(self.base), len, what)
     }
 
-    /// Returns as many bytes as exist, but no more than `len`.
+    /// Returns the bytes from `address` on that exist in the file, but no more than `len`.
     pub(super) fn some(&mut self, address: u64, len: u64, what: &'static str) -> Result<Cursor> {
         let there = self
             .source
@@ -110,7 +110,7 @@ impl<'a> Hdf5File<'a> {
         self.cursor(address, len.min(there), what)
     }
 
-    /// Reads an address, if it is defined.
+    /// Reads an address; returns `None` if the address is undefined.
     pub(super) fn address(&self, cursor: &mut Cursor) -> Result<Option<u64>> {
         let address = cursor.uint(self.offsets)?;
         Ok((address != u64::MAX >> (64 - 8 * self.offsets)).then_some(address))
@@ -120,7 +120,7 @@ impl<'a> Hdf5File<'a> {
         cursor.uint(self.lengths)
     }
 
-    /// Returns all messages of the object at `address`, and resolves shared messages.
+    /// Returns all messages of the object at `address`, with shared messages resolved.
     pub(super) fn object(&mut self, address: u64) -> Result<Vec<HeaderMessage>> {
         let mut messages = Vec::new();
         self.messages(address, &mut messages, true)?;
@@ -264,7 +264,7 @@ impl<'a> Hdf5File<'a> {
             .ok_or_else(|| body.corrupt("no address"))
     }
 
-    /// Returns the message that a shared message within another message refers to: a committed type.
+    /// Returns the message that a shared message within another message refers to: a committed data type.
     pub(super) fn shared_message(&mut self, kind: u16, body: &mut Cursor) -> Result<Cursor> {
         let address = self.shared_address(body)?;
         let mut there = Vec::new();

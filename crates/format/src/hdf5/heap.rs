@@ -1,14 +1,14 @@
-//! Heaps: local (names of old groups), global (text of any length) and fractal (many links or attributes).
+//! HDF5 heaps: local (names of old groups), global (text of any length) and fractal (many links or attributes).
 
 use super::file::Hdf5File;
 use super::tree;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
 
-/// Maximum number of rows of a doubling table.
+/// Maximum number of rows of a doubling table in a fractal heap.
 const ROWS_MAX: u64 = 64;
 
-/// Names of an old group, one after the other.
+/// Local heap: names of an old group, one after the other.
 pub(super) struct LocalHeap {
     data: u64,
     size: u64,
@@ -38,7 +38,7 @@ impl LocalHeap {
     }
 }
 
-/// Returns an object of a global heap, text of any length or a list, if it has at most `len_max` bytes.
+/// Returns an object of a global heap, text of any length or a list, if the object has at most `len_max` bytes.
 pub(super) fn global(
     file: &mut Hdf5File<'_>,
     address: u64,
@@ -72,7 +72,7 @@ pub(super) fn global(
     })
 }
 
-/// Heap whose blocks double in size.
+/// Fractal heap: a heap whose blocks double in size.
 pub(super) struct FractalHeap {
     id_len: usize,
     filtered: bool,
@@ -133,7 +133,7 @@ impl FractalHeap {
         self.id_len
     }
 
-    /// Returns the object with this id; `None` if it is larger than `len_max`.
+    /// Returns the heap object with this id; `None` if the object is larger than `len_max`.
     pub(super) fn object(
         &self,
         file: &mut Hdf5File<'_>,
@@ -194,7 +194,7 @@ impl FractalHeap {
         }
     }
 
-    /// Returns the address of a byte of the heap.
+    /// Returns the address of the byte of the heap at offset `wanted`.
     fn managed(&self, file: &mut Hdf5File<'_>, wanted: u64) -> Result<Option<u64>> {
         let Some(mut address) = self.root else {
             return Ok(None);
@@ -229,7 +229,7 @@ impl FractalHeap {
         Ok(None)
     }
 
-    /// Returns the entry of an indirect block that contains a byte: its number, row, size, and first byte.
+    /// Returns the entry of an indirect block that contains a byte: the entry's number, row, size, and first byte.
     fn entry(&self, rows: u64, begin: u64, wanted: u64) -> Option<(u64, u64, u64, u64)> {
         let mut at = begin;
         for row in 0..rows {

@@ -1,4 +1,4 @@
-//! Messages of object headers: spaces, types, layouts, filters.
+//! Messages of HDF5 object headers: spaces, types, layouts, filters.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,21 +6,21 @@ use super::file::Hdf5File;
 use crate::bytes::Cursor;
 use crate::{CompoundMember, DataKind, DataType, Endian, Error, Filter, RANK_MAX, Result};
 
-/// Maximum depth of nested types.
+/// Maximum depth of nested data types.
 const DEPTH_MAX: usize = 16;
-/// Maximum number of members in one compound.
+/// Maximum number of members in one compound type.
 const MEMBERS_MAX: usize = 1024;
-/// Maximum number of filters in one pipeline: HDF5's own limit.
+/// Maximum number of filters in one filter pipeline: HDF5's own limit.
 const FILTERS_MAX: usize = 32;
 /// Maximum number of parameters of one filter.
 const PARAMETERS_MAX: usize = 1024;
 
-/// Current and maximum sizes of an array (`u64::MAX`: no limit).
+/// Current and maximum sizes of an array in each dimension (`u64::MAX` for no limit).
 #[derive(Debug, Clone, Default)]
 pub(super) struct Dataspace {
     pub(super) sizes: Vec<u64>,
     pub(super) most: Vec<u64>,
-    /// Whether the array has no element, not even without dimensions.
+    /// Whether the array has no element, in contrast to an array without dimensions, which has one.
     pub(super) null: bool,
 }
 
@@ -69,7 +69,7 @@ pub(super) fn space(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<Dataspace>
     })
 }
 
-/// Parses a type, including text of any length.
+/// Parses a data type, including text of any length.
 pub(super) fn data_type(body: &mut Cursor, depth: usize) -> Result<DataType> {
     let first = body.u8()?;
     let (class, version) = (first & 15, first >> 4);
@@ -236,12 +236,12 @@ fn compound(
     })
 }
 
-/// Location of a dataset's bytes.
+/// Location of the bytes of an HDF5 dataset.
 #[derive(Debug, Clone)]
 pub(super) enum DatasetLayout {
-    /// In the message itself, at this offset of the file.
+    /// The bytes are in the message itself, at this offset of the file.
     Compact(u64),
-    /// At an address, if any byte was written.
+    /// The bytes are contiguous at this address; `None` if no byte was written.
     Contiguous(Option<u64>),
     Chunked {
         shape: Vec<u64>,
@@ -253,16 +253,16 @@ pub(super) enum DatasetLayout {
 /// Location of a dataset's chunk index in an HDF5 file; addresses are offsets in the file.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hdf5Index {
-    /// Kind and location of the index; no location if no chunk was written.
+    /// Kind and location of the index; without a location if no chunk was written.
     pub(super) kind: IndexKind,
-    /// Current and maximum sizes of the dataset itself, which determine the numbers of chunks.
+    /// Current and maximum sizes of the dataset itself, which determine the numbers of its chunks.
     pub(super) sizes: Vec<u64>,
     pub(super) most: Vec<u64>,
-    /// Size of a chunk before filters, in bytes.
+    /// Size of a chunk before filters are applied, in bytes.
     pub(super) chunk_bytes: u64,
-    /// Whether chunks that extend beyond the end are stored without filters.
+    /// Whether chunks that extend beyond the end of the dataset are stored without filters.
     pub(super) partial_unfiltered: bool,
-    /// Offset of address 0 in the file, and sizes of an address and of a length in bytes.
+    /// Offset of address 0 in the file; the next fields are the sizes of an address and of a length in bytes.
     pub(super) base: u64,
     pub(super) offsets: u8,
     pub(super) lengths: u8,
@@ -411,7 +411,7 @@ fn chunked(
     })
 }
 
-/// Parses the filters of chunks, in the order in which a writer applies them.
+/// Parses the filters of chunks, in the order in which a writer applies the filters.
 pub(super) fn pipeline(body: &mut Cursor, element: u32) -> Result<Vec<Filter>> {
     let version = body.u8()?;
     let count = usize::from(body.u8()?);
@@ -495,7 +495,7 @@ fn filter(id: u16, name: String, optional: bool, parameters: Vec<u32>, element: 
     }
 }
 
-/// Parses a defined fill value from a message of the new kind (0x05).
+/// Parses a fill value from a message of the new kind (0x05); `None` if no fill value is defined.
 pub(super) fn fill(body: &mut Cursor) -> Result<Option<Vec<u8>>> {
     let version = body.u8()?;
     let defined = match version {

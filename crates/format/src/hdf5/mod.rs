@@ -1,6 +1,6 @@
-//! HDF5, and netCDF-4, which is stored in it.
+//! Reader of HDF5 files, and of netCDF-4 files, which are HDF5 files.
 //!
-//! The reader supports superblocks 0 to 3, old and new groups, contiguous, compact and chunked datasets with all indices of chunks,
+//! The reader supports superblocks 0 to 3, old and new groups, contiguous, compact and chunked datasets with all kinds of chunk index,
 //! filters, and attributes in all their locations. It does not follow links to other names and files. It follows the HDF5 file format
 //! specification, version 3; names of dimensions follow the netCDF-4 data model's use of dimension scales.
 
@@ -22,9 +22,9 @@ pub use message::Hdf5Index;
 
 /// Maximum depth of nested groups.
 const DEPTH_MAX: usize = 64;
-/// Prefix that the netCDF library adds to a variable that has the name of a dimension but is no coordinate.
+/// Prefix that the netCDF library adds to the name of a variable that has the name of a dimension but is no coordinate.
 const NOT_COORDINATE: &str = "_nc4_non_coord_";
-/// First part of the name of a scale that is only a dimension.
+/// First part of the name of a dimension scale that is only a dimension, and no variable.
 const ONLY_DIMENSION: &str = "This is a netCDF dimension but not a netCDF variable";
 
 /// Returns whether a file begins like HDF5 (or contains HDF5 after 512, 1024, … bytes of other data).
@@ -134,7 +134,7 @@ impl GroupWalk {
     }
 }
 
-/// Description of a dimension in its scale.
+/// Description of a dimension by its dimension scale.
 struct DimensionScale {
     name: String,
     size: u64,
@@ -146,7 +146,7 @@ fn base(path: &str) -> &str {
     name.strip_prefix(NOT_COORDINATE).unwrap_or(name)
 }
 
-/// Scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
+/// Dimension scales of a file, by their addresses and by the numbers that the netCDF library gives dimensions.
 #[derive(Default)]
 struct Scales {
     by_address: BTreeMap<u64, DimensionScale>,
@@ -179,7 +179,7 @@ impl Scales {
         }
     }
 
-    /// Returns the scale of a dataset's dimension.
+    /// Returns the dimension scale of a dataset's dimension.
     fn of(&mut self, dataset: &Dataset, position: usize) -> Option<&mut DimensionScale> {
         let listed = dataset.dimension_list.get(position).copied().flatten();
         let numbered = dataset
@@ -193,8 +193,7 @@ impl Scales {
     }
 }
 
-/// Gives dimensions the names of the scales that are attached to them, and their lengths, which may exceed the present length of a
-/// dataset.
+/// Names dimensions after the scales that are attached to them, and sets their lengths, which may exceed the present length of a dataset.
 fn name_dimensions(file: &mut Hdf5File<'_>, datasets: Vec<Dataset>) -> Result<Vec<Variable>> {
     let mut scales = Scales::default();
     datasets
@@ -244,7 +243,7 @@ fn name_dimensions(file: &mut Hdf5File<'_>, datasets: Vec<Dataset>) -> Result<Ve
     Ok(variables)
 }
 
-/// Returns whether a scale's name says that it is no variable.
+/// Returns whether the name of a dimension scale states that the scale is no variable.
 fn is_only_dimension(name: &Value) -> bool {
     matches!(name, Value::Text(name) if name.starts_with(ONLY_DIMENSION))
 }

@@ -1,4 +1,4 @@
-//! Objects: groups with their links, datasets, and the attributes of both.
+//! HDF5 objects: groups with their links, datasets, and the attributes of groups and datasets.
 
 use super::file::{Hdf5File, HeaderMessage};
 use super::heap::{self, FractalHeap, LocalHeap};
@@ -23,7 +23,7 @@ const RESERVED: [&str; 8] = [
     "_nc3_strict",
 ];
 
-/// Object at an address.
+/// HDF5 object at an address.
 pub(super) enum Hdf5Object {
     Group {
         links: Vec<(String, u64)>,
@@ -31,23 +31,23 @@ pub(super) enum Hdf5Object {
         netcdf: bool,
     },
     Dataset(Box<Dataset>),
-    /// A named type, or an object of later versions.
+    /// A named data type, or an object of a later version of the format.
     Other,
 }
 
-/// Dataset, and its data for the netCDF library.
+/// HDF5 dataset, and its data for the netCDF library.
 pub(super) struct Dataset {
     pub(super) address: u64,
-    /// Position among all objects, in the order in which they were found.
+    /// Position of the dataset among all objects, in the order in which they were found.
     pub(super) order: usize,
     pub(super) variable: Variable,
-    /// Whether it is a dimension scale.
+    /// Whether the dataset is a dimension scale.
     pub(super) scale: bool,
     pub(super) only_dimension: bool,
     pub(super) dimension_id: Option<i64>,
-    /// Numbers of its dimensions, if it is a coordinate of several.
+    /// Numbers of the dataset's dimensions, if it is a coordinate with several dimensions.
     pub(super) coordinates: Vec<i64>,
-    /// Scale of each dimension.
+    /// Address of each dimension's scale.
     pub(super) dimension_list: Vec<Option<u64>>,
 }
 
@@ -350,7 +350,7 @@ fn listed(file: &mut Hdf5File<'_>, body: &mut Cursor, element: u64) -> Result<Ve
     }
 }
 
-/// Returns the first scale of each dimension.
+/// Returns the first dimension scale of each dimension.
 fn references(file: &mut Hdf5File<'_>, mut raw: Raw) -> Result<Vec<Option<u64>>> {
     let mut scales = Vec::new();
     if raw.data_type.kind != DataKind::Other("list".into()) {
@@ -426,7 +426,7 @@ fn link(file: &Hdf5File<'_>, body: &mut Cursor) -> Result<Option<(u64, String, u
     Ok(file.address(body)?.map(|address| (order, name, address)))
 }
 
-/// Returns the names and addresses in a node of an old group.
+/// Returns the names and addresses in a symbol table node of an old group.
 fn symbols(file: &mut Hdf5File<'_>, heap: &LocalHeap, address: u64) -> Result<Vec<(String, u64)>> {
     let what = "HDF5 symbol table node";
     let mut head = file.cursor(address, 8, what)?;

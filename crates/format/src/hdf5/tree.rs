@@ -1,14 +1,14 @@
-//! B-trees: version 1 (old groups, old indices of chunks) and version 2 (many links, attributes, chunks).
+//! B-trees of HDF5: version 1 (old groups, old indices of chunks) and version 2 (many links, attributes, chunks).
 
 use super::file::Hdf5File;
 use super::heap::bytes_for;
 use crate::bytes::Cursor;
 use crate::{Error, Result};
 
-/// Maximum number of levels of a tree.
+/// Maximum number of levels of a B-tree.
 const LEVELS_MAX: u8 = 32;
 
-/// Calls `leaf` for each child of the leaves of a tree of version 1, with the key before it.
+/// Calls `leaf` for each child of the leaves of a B-tree of version 1, with the key before the child.
 pub(super) fn each1(
     file: &mut Hdf5File<'_>,
     address: u64,
@@ -52,12 +52,12 @@ fn each1_below(
 
 struct Tree2 {
     record: usize,
-    /// For each level: the size in bytes of the number of all records below a node.
+    /// Size in bytes, for each level, of the field for the number of all records below a node.
     totals: Vec<usize>,
     count_len: usize,
 }
 
-/// Calls `each` for all records of a tree of version 2, with their length.
+/// Calls `each` for all records of a B-tree of version 2, with the length of a record.
 pub(super) fn each2(
     file: &mut Hdf5File<'_>,
     address: u64,

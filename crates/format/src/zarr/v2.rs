@@ -1,4 +1,4 @@
-//! Version 2: `.zgroup`, `.zarray`, `.zattrs`, and all of them in `.zmetadata`.
+//! Zarr version 2: metadata in `.zgroup`, `.zarray`, `.zattrs`, and all of them in `.zmetadata`.
 
 use serde_json::{Map, Value as Json};
 
@@ -141,7 +141,7 @@ fn filters(metadata: &MetadataFile<'_>, rank: usize, element: u32) -> Result<Vec
     Ok(filters)
 }
 
-/// Returns the codec with numcodecs' name.
+/// Returns the filter for a codec with a name of numcodecs.
 pub(super) fn codec(metadata: &MetadataFile<'_>, json: &Json, element: u32) -> Result<Filter> {
     let name = metadata.text(json.get("id"), "the id of a codec")?;
     Ok(match name {
@@ -171,7 +171,7 @@ pub(super) fn codec(metadata: &MetadataFile<'_>, json: &Json, element: u32) -> R
     })
 }
 
-/// Parses a type in numpy's notation: `<f4`, `|S8`, or a list of names and types.
+/// Parses a data type in numpy's notation: `<f4`, `|S8`, or a list of names and types.
 fn data_type(metadata: &MetadataFile<'_>, json: Option<&Json>) -> Result<DataType> {
     if let Some(Json::Array(list)) = json {
         let (mut members, mut size) = (Vec::new(), 0_u32);
@@ -205,7 +205,7 @@ fn simple(metadata: &MetadataFile<'_>, text: &str) -> Result<DataType> {
     simple_type(text).ok_or_else(|| metadata.wrong(format!("dtype {text:?}")))
 }
 
-/// Parses a type in numpy's notation, except a list.
+/// Parses a data type in numpy's notation, except a list.
 pub(crate) fn simple_type(text: &str) -> Option<DataType> {
     let mut letters = text.chars();
     let order = match letters.next() {

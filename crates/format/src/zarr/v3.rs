@@ -1,4 +1,4 @@
-//! Version 3: `zarr.json` in each directory, or all of them in that of the root.
+//! Zarr version 3: metadata in `zarr.json` of each directory, or all metadata in `zarr.json` of the root directory.
 
 use serde_json::{Map, Value as Json};
 

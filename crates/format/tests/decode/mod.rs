@@ -38,7 +38,7 @@ fn unshuffled(bytes: &[u8], element: usize) -> Vec<u8> {
     plain
 }
 
-/// Returns the bytes before filters; `None` for a filter that tests cannot reverse.
+/// Returns the bytes of a chunk before filters were applied; `None` for a filter that tests cannot reverse.
 fn decoded(mut bytes: Vec<u8>, filters: &[Filter], mask: u32) -> Option<Vec<u8>> {
     for (number, filter) in filters.iter().enumerate().rev() {
         if mask >> number.min(31) & 1 == 1 {
@@ -82,7 +82,7 @@ fn position(index: &[u64], shape: &[u64], filters: &[Filter]) -> usize {
     usize::try_from(at).unwrap()
 }
 
-/// Returns all indices of some ranges; the last dimension is the fastest.
+/// Returns all indices of some ranges; the last dimension changes fastest.
 fn indices(ranges: &[IndexRange]) -> Vec<Vec<u64>> {
     ranges.iter().fold(vec![vec![]], |all, range| {
         let with = |index: Vec<u64>| {
@@ -138,7 +138,7 @@ fn put(
     Some(())
 }
 
-/// Returns the values of a selection in hexadecimal, least significant byte first.
+/// Returns the values of a selection in hexadecimal, least significant byte of each value first.
 pub(crate) fn values(
     variable: &Variable,
     ranges: &[IndexRange],

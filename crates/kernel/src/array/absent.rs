@@ -1,5 +1,5 @@
-//! Missing values of a variable: all are replaced by one value, which built-in kernels skip. They are the values that `tidemill reduce`
-//! leaves out.
+//! Missing values of a variable: all missing values are replaced by one value, which built-in kernels skip. They are the values that
+//! `tidemill reduce` leaves out.
 
 use serde::{Deserialize, Serialize};
 use tidemill_format::{Format, Variable};
@@ -12,17 +12,17 @@ use crate::reduction::{KeepRule, keep_of, kept, type_of};
 /// Missing values of a variable, and the value that replaces them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Absent {
-    /// Type in which values are read.
+    /// Type in which the values of the variable are read.
     pub dtype: Dtype,
-    /// Rule for values that count.
+    /// Rule that decides which values count.
     pub keep: KeepRule,
-    /// Value that replaces the others; `None`: NaN.
+    /// Value that replaces missing values; `None` stands for NaN.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub becomes: Option<Literal>,
 }
 
-/// Returns the type in which the values of a variable are read, and its missing values if its attributes declare any. Returns `None` if
-/// the values are no numbers of 8 to 64 bits.
+/// Returns the type in which the values of a variable are read, and its missing values if its attributes declare any. Returns `None` if the
+/// values are not numbers of 8 to 64 bits.
 ///
 /// # Errors
 /// If an attribute is ambiguous, or declares an infinity as missing.
@@ -60,7 +60,7 @@ pub fn absent(
     Ok(Some((dtype, Some(absent))))
 }
 
-/// Returns a value of the type that does not count; `None`: NaN, which never counts.
+/// Returns a value of the type that does not count; `None` stands for NaN, which never counts.
 fn stand_in<T: Number>(keep: &KeepRule) -> Result<Option<Literal>, ArrayError> {
     if !T::INTEGER {
         return Ok(None);
@@ -84,11 +84,11 @@ fn stand_in<T: Number>(keep: &KeepRule) -> Result<Option<Literal>, ArrayError> {
     }))
 }
 
-/// Replaces each value that does not count, in bytes of little-endian values.
+/// Function that replaces each value that does not count, in bytes of little-endian values.
 pub(super) type Replace = Box<dyn Fn(&mut [u8])>;
 
 impl Absent {
-    /// Returns the value of the argument `missing=`.
+    /// Returns the kernel argument `missing=` for the replacing value.
     #[must_use]
     pub fn missing(&self) -> String {
         self.becomes
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_integers_become_one_exact_missing_value() {
+    fn missing_integers_are_decoded_as_one_exact_value() {
         let big = (1_i64 << 53) + 1;
         let attributes = [
             ("_FillValue", Value::Int(vec![big])),
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn values_outside_valid_range_become_missing() {
+    fn decode_marks_values_outside_valid_range_as_missing() {
         let attributes = [
             ("_Unsigned", Value::Text("true".into())),
             ("valid_max", Value::Int(vec![-2])),
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_floats_become_nan() {
+    fn missing_floats_are_decoded_as_nan() {
         let attributes = [
             ("_FillValue", Value::Float(vec![1e20])),
             ("valid_range", Value::Float(vec![-1.0, 2e20])),
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn ambiguous_missing_values_are_refused() {
+    fn decode_refuses_ambiguous_missing_value_attributes() {
         let text = [("missing_value", Value::Text("-9".into()))];
         let refused = absent(&variable(DataKind::Int, 2, &text), Format::Netcdf4);
         assert!(refused.unwrap_err().contains("missing_value"));

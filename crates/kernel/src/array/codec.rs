@@ -1,4 +1,4 @@
-//! Decoding: turns stored bytes into raw values. Declared sizes are checked before any allocation, and buffers are reused.
+//! Decoding of arrays: turns stored bytes into raw values. Declared sizes are checked before any allocation, and buffers are reused.
 
 mod bits;
 mod blosc;
@@ -13,44 +13,44 @@ use libdeflater::{DecompressionError, Decompressor};
 use serde::{Deserialize, Serialize};
 use tidemill_format::Filter;
 
-/// Step of decoding.
+/// Step of decoding stored bytes; each step reverses a filter of the writer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Codec {
-    /// Deflate in the frame of gzip.
+    /// Decompresses deflate in the frame of gzip.
     Gzip,
-    /// Deflate in the frame of zlib.
+    /// Decompresses deflate in the frame of zlib.
     Zlib,
-    /// Zstandard.
+    /// Decompresses Zstandard.
     Zstd,
-    /// Blosc 2: a frame, or a single chunk.
+    /// Decompresses Blosc 2: a frame, or a single chunk.
     Blosc2,
-    /// The first bytes of all elements of this size, then their second bytes, and so on.
+    /// Reverses a shuffle: the first bytes of all elements of this size, then their second bytes, and so on.
     Shuffle(u8),
-    /// Four bytes at the end are the checksum of the bytes before them, as in HDF5.
+    /// Checks and removes the four bytes at the end, which are the checksum of the bytes before them, as in HDF5.
     Fletcher32,
-    /// Blosc: a chunk.
+    /// Decompresses Blosc: one chunk.
     Blosc,
-    /// LZF, as in h5py.
+    /// Decompresses LZF, as in h5py.
     Lzf,
-    /// Bits of one significance are grouped, as in HDF5's filter 32008.
+    /// Reverses a bitshuffle: bits of one significance are grouped, as in HDF5's filter 32008.
     Bitshuffle {
         /// Size of an element, in bytes.
         element: u8,
-        /// Number of elements in a block; 0 if the library chose it.
+        /// Number of elements in a block; 0 if the writing library chose it.
         block: u32,
         /// Compression of the blocks: 0 none, 2 LZ4, 3 Zstandard.
         packed: u32,
     },
-    /// Four bytes at the end are the CRC-32C of the bytes before them.
+    /// Checks and removes the four bytes at the end, which are the CRC-32C of the bytes before them.
     Crc32c,
-    /// A block of LZ4 after its length, or (`true`) blocks with their lengths, as in HDF5.
+    /// Decompresses a block of LZ4 after its length, or (`true`) blocks with their lengths, as in HDF5.
     Lz4(bool),
-    /// bzip2.
+    /// Decompresses bzip2.
     Bzip2,
 }
 
 impl Codec {
-    /// Returns the step that reverses a filter, if this module supports it.
+    /// Returns the decoding step that reverses a filter, if this module supports the filter.
     #[must_use]
     pub fn of(filter: &Filter) -> Option<Self> {
         Some(match filter {
@@ -96,12 +96,12 @@ pub(crate) fn check(codecs: &[Codec]) -> Result<(), ArrayError> {
     codecs.iter().try_for_each(|codec| codec.check())
 }
 
-/// Decompressors and buffers.
+/// Decompressors and buffers, reused for all arrays.
 #[derive(Default)]
 pub(crate) struct Decoder {
     inflate: Option<Decompressor>,
     zstd: Option<zstd::bulk::Decompressor<'static>>,
-    /// Output of the last step, and output of the next one.
+    /// Output of the last decoding step, and output of the next step.
     buffers: [Vec<u8>; 2],
 }
 
@@ -112,8 +112,8 @@ impl std::fmt::Debug for Decoder {
 }
 
 impl Decoder {
-    /// Returns the raw bytes, and whether they are still shuffled: the caller must reverse a last step that shuffles values of the
-    /// array's own type.
+    /// Returns the raw bytes, and whether they are still shuffled: the caller must reverse a last step that shuffles values of the array's
+    /// own type.
     pub(crate) fn decode<'a>(
         &'a mut self,
         (codecs, size): (&[Codec], usize),
@@ -164,7 +164,7 @@ impl Decoder {
         Ok((raw, fused))
     }
 
-    /// Decompresses to the beginning of `to`; returns the number of bytes: exactly `bytes`, if that is known.
+    /// Decompresses to the beginning of `to`; returns the number of bytes, which must be exactly `bytes` if that is known.
     fn decompress(
         &mut self,
         codec: Codec,
@@ -261,7 +261,7 @@ impl Decoder {
     }
 }
 
-/// Decompressors of data within other formats; each gets the buffer that it may fill.
+/// Decompressors of data within other formats; each decompressor gets the buffer that it may fill.
 trait InnerDecompressor {
     fn zlib(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
     fn zstd(&mut self, input: &[u8], to: &mut [u8]) -> Option<usize>;
@@ -277,7 +277,7 @@ impl InnerDecompressor for Decoder {
     }
 }
 
-/// Returns the number of bytes before steps that leave `raw` bytes, if it follows from the steps.
+/// Returns the number of bytes before decoding steps that leave `raw` bytes, if it follows from the steps.
 fn before(steps: &[Codec], raw: usize) -> Option<usize> {
     steps.iter().try_fold(raw, |bytes, step| match step {
         Codec::Fletcher32 | Codec::Crc32c => Some(bytes + 4),
@@ -287,7 +287,7 @@ fn before(steps: &[Codec], raw: usize) -> Option<usize> {
 }
 
 enum DecodeFailure {
-    /// The buffer is too small.
+    /// The output buffer is too small.
     Space,
     Data(&'static str),
 }
@@ -328,7 +328,7 @@ fn unshuffle(from: &[u8], size: usize, to: &mut Vec<u8>) {
     to[whole..from.len()].copy_from_slice(&from[whole..]);
 }
 
-/// Returns the number of bytes before a valid checksum.
+/// Returns the number of bytes before the checksum, if the checksum is valid.
 fn checked(bytes: &[u8], is: fn(&[u8], u32) -> Result<(), u32>) -> Result<usize, ArrayError> {
     let Some((data, stored)) = bytes.split_last_chunk::<4>() else {
         return Err(corrupt(
@@ -360,7 +360,7 @@ fn crc32c_is(data: &[u8], expected: u32) -> Result<(), u32> {
     }
 }
 
-/// Returns Castagnoli's CRC, computed one byte at a time.
+/// Returns the CRC-32C (Castagnoli) of bytes, computed one byte at a time.
 pub(super) fn crc32c(data: &[u8]) -> u32 {
     const TABLE: [u32; 256] = {
         let mut table = [0; 256];
@@ -392,8 +392,8 @@ fn unlz4(block: &[u8], to: &mut [u8], length: u64) -> Result<usize, DecodeFailur
         .ok_or(DecodeFailure::Data(CORRUPT))
 }
 
-/// Decompresses HDF5's blocks: the total length, the block length, and each block after its own length. A block that compression did not
-/// shorten is stored unchanged.
+/// Decompresses the LZ4 blocks of HDF5: the total length, the block length, and each block after its own length. A block that compression
+/// did not shorten is stored unchanged.
 fn unlz4_blocks(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     let corrupt = || DecodeFailure::Data(CORRUPT);
     let (all, rest) = input.split_first_chunk::<8>().ok_or_else(corrupt)?;
@@ -436,7 +436,7 @@ fn unbzip2(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     }
 }
 
-/// Returns Fletcher's checksum over 16-bit words, the high byte first, as in HDF5.
+/// Returns Fletcher's checksum over 16-bit words, with the high byte of each word first, as in HDF5.
 pub(super) fn fletcher32(data: &[u8]) -> u32 {
     // With this number of words, both sums fit into 32 bits.
     const WORDS: usize = 360;

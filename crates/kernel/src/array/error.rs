@@ -2,7 +2,7 @@
 
 use super::{CODECS_MAX, DIMENSIONS_MAX, Dtype, MISSING_MAX, RAW_BYTES_MAX, RESULT_BYTES_MAX};
 
-/// See the module.
+/// Reason why an array cannot be reduced.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum ArrayError {
@@ -61,7 +61,7 @@ pub enum ArrayError {
 }
 
 impl ArrayError {
-    /// Returns whether the bytes are the cause, not the request.
+    /// Returns whether the stored bytes are the cause of the error, not the request.
     #[must_use]
     pub fn is_of_data(&self) -> bool {
         matches!(

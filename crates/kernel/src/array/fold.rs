@@ -10,13 +10,13 @@ use crate::loops::number::{Number, bytes_of};
 use crate::loops::simd::Level;
 use std::marker::PhantomData;
 
-/// Destination of values.
+/// Destination of the values of an array: the cells of a result.
 trait ValueSink<T> {
     /// Returns the value that stands for missing values.
     fn neutral(&self) -> T;
-    /// Adds all values of a block to one cell.
+    /// Adds all values of a block to the result's cell `cell`.
     fn all(&mut self, level: Level, cell: usize, block: &[u8]);
-    /// Adds each value to a cell of its own, from `cell` on.
+    /// Adds each value of a block to a separate cell, from `cell` on.
     fn each(&mut self, level: Level, cell: usize, block: &[u8]);
     fn cells(self: Box<Self>) -> StateCells;
 }
@@ -165,7 +165,7 @@ impl<T: Number> ArrayFold<T> {
         [self.buffers[0], self.buffers[1]] = [read, picked];
     }
 
-    /// Adds values that are `cells` apart in the result, or all in one cell.
+    /// Adds the values of a block to cells that are `cells` apart in the result, or all to one cell.
     fn block(&mut self, block: &[u8], cell: isize, cells: Option<isize>) {
         let (count, cell) = (block.len() / T::SIZE, cell.unsigned_abs());
         let mut buffer = std::mem::take(&mut self.buffers[2]);
@@ -217,7 +217,7 @@ impl<T: Number> ArrayFold<T> {
     }
 }
 
-/// Collects values that are `step` apart into a contiguous block.
+/// Collects values that are `step` apart in memory into a contiguous block.
 fn gather<'a, T: Number>(
     values: &'a RawValues<'_>,
     first: isize,

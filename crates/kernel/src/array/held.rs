@@ -1,7 +1,7 @@
 //! Values of a variable in the bytes of a file, chunk by chunk. The chunks are decoded and written one after the other, in the order of
 //! their indices (the last index is the fastest) and in this machine's byte order.
 //!
-//! The process that has read the file's header sends the locations ([`VariablePart`]); this module trusts none of these data.
+//! The process that has read the file's header sends the locations of the chunks ([`VariablePart`]); this module trusts none of these data.
 
 use super::absent::{Absent, Replace};
 use super::codec::{self, Decoder};
@@ -11,36 +11,36 @@ use crate::loops::swap::swap;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 
-/// Number of bytes whose order is changed at once.
+/// Number of bytes whose byte order is changed at once.
 const SWAPPED_BYTES: usize = 256 << 10;
 
-/// Maximum size of a value, in bytes.
+/// Maximum size of a value of a variable, in bytes.
 const ELEMENT_BYTES_MAX: u32 = 1 << 16;
 
 /// Description of the part of a variable that some bytes contain.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VariablePart {
-    /// Name of the variable, for people.
+    /// Name of the variable, for messages.
     pub variable: String,
-    /// Type of the values in numpy's notation, for people.
+    /// Type of the values in numpy's notation, for messages.
     pub dtype: String,
     /// Size of a value, in bytes.
     pub element: u32,
-    /// Size of each number in bytes, if numbers are stored in the opposite byte order of this machine (a value may be two numbers).
+    /// Size of each number in bytes, if numbers are stored in the byte order opposite to this machine's (a value may be two numbers).
     pub swap: Option<u8>,
-    /// Shape of the whole variable, for people.
+    /// Shape of the whole variable, for messages.
     pub shape: Vec<u64>,
-    /// Shape of the array that each chunk decodes to; `None`: chunks contain plain values.
+    /// Shape of the array that each chunk decodes to; `None` if chunks contain plain values.
     pub chunk_shape: Option<Vec<u64>>,
     /// Steps that decode each chunk, in this order.
     pub codecs: Vec<Codec>,
-    /// Number of further files that contain the bytes, after the first: all count as one file, in their order.
+    /// Number of further files, after the first, that contain the bytes: all files count as one, in their order.
     #[serde(default, skip_serializing_if = "is_none")]
     pub more: u32,
-    /// Missing values, which are replaced by one value; `None`: all values are written unchanged.
+    /// Missing values, which are replaced by one value; `None` if all values are written unchanged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub absent: Option<Absent>,
-    /// Chunks, in the order in which they are written.
+    /// Chunks of the part, in the order in which they are written.
     pub chunks: Vec<HeldChunk>,
 }
 
@@ -49,18 +49,18 @@ fn is_none(more: &u32) -> bool {
     *more == 0
 }
 
-/// Some values of a variable.
+/// Chunk of a variable, or contiguous values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HeldChunk {
-    /// Indices of the first value.
+    /// Indices of the chunk's first value.
     pub start: Vec<u64>,
-    /// Number of indices along each dimension: of a chunk the first ones; a single number: contiguous values.
+    /// Number of indices along each dimension, the first ones of the chunk; a single number stands for contiguous values.
     pub shape: Vec<u64>,
-    /// Offset of the first byte in the available bytes.
+    /// Offset of the chunk's first byte in the available bytes.
     pub offset: u64,
-    /// Number of bytes.
+    /// Number of the chunk's stored bytes.
     pub length: u64,
-    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are in between.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stride: Option<u64>,
     /// Steps that decode this chunk, if they differ from those of the other chunks.
@@ -74,13 +74,13 @@ pub enum HeldError {
     /// The bytes of a chunk, or their description, are invalid.
     #[error("chunk {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
     Chunk {
-        /// Number of the chunk, from 0.
+        /// Number of the invalid chunk, from 0.
         number: usize,
         /// Name of the variable.
         variable: String,
-        /// Indices of the first value.
+        /// Indices of the chunk's first value.
         start: Vec<u64>,
-        /// Cause.
+        /// Cause of the error.
         why: ArrayError,
     },
     /// The description of missing values does not fit the values.
@@ -125,7 +125,7 @@ impl VariablePart {
         })
     }
 
-    /// Decodes all chunks from the bytes `stored`.
+    /// Decodes all chunks from the bytes `stored`, and writes their values to `out`.
     ///
     /// # Errors
     /// The error of the first chunk that cannot be decoded, or of `out`.
@@ -133,10 +133,10 @@ impl VariablePart {
         self.decode_all(&[stored], out)
     }
 
-    /// Decodes all chunks, like [`Self::decode`], from the bytes of several files.
+    /// Decodes all chunks, like [`Self::decode`], from the bytes of several files that count as one.
     ///
     /// # Errors
-    /// Like [`Self::decode`].
+    /// Errors of [`Self::decode`].
     pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), HeldError> {
         let mut decoder = Decoder::default();
         let absent = self.absent.as_ref();
@@ -201,7 +201,7 @@ impl VariablePart {
         self.corner(found, (chunk_shape, &chunk.shape), &mut write)
     }
 
-    /// Returns the size of an array of these values, in bytes.
+    /// Returns the size of an array of the variable's values, in bytes.
     fn bytes_of(&self, shape: &[u64]) -> Result<usize, ArrayError> {
         // A single value has no dimensions.
         if shape.len() > DIMENSIONS_MAX {
@@ -216,7 +216,7 @@ impl VariablePart {
             .ok_or(ArrayError::TooLarge)
     }
 
-    /// Writes plain values.
+    /// Writes the values of a chunk that is not an array.
     fn values(
         &self,
         chunk: &HeldChunk,
@@ -254,7 +254,7 @@ impl VariablePart {
         Ok(write(&gathered)?)
     }
 
-    /// Writes the corner of an array, `shape` of `all`.
+    /// Writes the values of a corner of an array: `shape` of `all`.
     fn corner(
         &self,
         array: &[u8],
@@ -287,7 +287,7 @@ impl VariablePart {
         }
     }
 
-    /// Writes values in this machine's byte order, and replaces missing ones.
+    /// Writes values in this machine's byte order, and replaces missing values.
     fn turn(&self, values: &[u8], to: &mut Turned, out: &mut dyn Write) -> io::Result<()> {
         if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);
@@ -308,7 +308,7 @@ impl VariablePart {
     }
 }
 
-/// Returns the bytes of a chunk, which must be in one file.
+/// Returns the stored bytes of a chunk, which must be in one file.
 fn bytes_of<'a>(chunk: &HeldChunk, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
     let mut begin = usize::try_from(chunk.offset).ok()?;
     let length = usize::try_from(chunk.length).ok()?;
@@ -322,7 +322,7 @@ fn bytes_of<'a>(chunk: &HeldChunk, stored: &[&'a [u8]]) -> Option<&'a [u8]> {
     None
 }
 
-/// Returns a description that decodes to `bytes` bytes.
+/// Returns the description of an array that decodes to `bytes` bytes.
 fn plain(codecs: &[Codec], bytes: usize) -> ArraySpec {
     ArraySpec {
         operation: ArrayOperation::Select,
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_joined_and_chunk_across_two_is_refused() {
+    fn decode_joins_files_and_refuses_chunk_across_two_files() {
         let files: [&[u8]; 3] = [&[0, 1, 2, 3], &[], &[4, 5, 6, 7, 8, 9]];
         let of = |chunks: Vec<HeldChunk>| {
             let mut out = Vec::new();

@@ -1,9 +1,9 @@
 //! Reductions of n-dimensional arrays in their stored form: decode, select, leave out missing values, and count, sum or find the smallest
-//! or largest value, over all axes or some. The functions are pure functions over bytes.
+//! or largest value, over all axes or some axes. The functions are pure functions over bytes.
 //!
-//! A [`ArraySpec`] describes the reduction. [`ArrayPlan::new`] checks everything that can be checked without the bytes, and computes the size of
-//! the decoded bytes; only then is memory allocated. [`Reducer::fold`] returns an [`ArrayState`]; states of several pieces of the same array
-//! [merge](ArrayState::merge), and [`ArrayState::finish`] returns the values.
+//! A [`ArraySpec`] describes the reduction. [`ArrayPlan::new`] checks everything that can be checked without the bytes, and computes the
+//! size of the decoded bytes; only then is memory allocated. [`Reducer::fold`] returns an [`ArrayState`]; states of several pieces of the
+//! same array [merge](ArrayState::merge), and [`ArrayState::finish`] returns the values.
 //!
 //! The numbers follow the interface of reductionist (`docs/reductions.md`): the result has the type of the array, and sums of integers
 //! wrap as the type does. Sums of floats are computed in `f64`, in pairs and with compensation, and are rounded once, however the array
@@ -41,13 +41,13 @@ pub const DIMENSIONS_MAX: usize = 32;
 /// Maximum size of a decoded array, or of one of its chunks, in bytes.
 pub const RAW_BYTES_MAX: usize = 256 << 20;
 
-/// Maximum size of a result, in bytes, including the data that is kept for each value.
+/// Maximum size of a result, in bytes, including the state of each value.
 pub const RESULT_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of values that mean missing.
+/// Maximum number of values that a request may declare as missing.
 pub const MISSING_MAX: usize = 1024;
 
-/// Maximum number of decoding steps.
+/// Maximum number of decoding steps of an array.
 pub const CODECS_MAX: usize = 8;
 
 /// Type of an array's values.
@@ -79,7 +79,7 @@ impl Dtype {
         }
     }
 
-    /// Returns numpy's name of the type.
+    /// Returns numpy's name of the type, such as `int32`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -103,7 +103,7 @@ impl fmt::Display for Dtype {
     }
 }
 
-/// Runs `$body` with `$type` as the type that `$dtype` is.
+/// Evaluates `$body` with `$type` as the type that `$dtype` stands for.
 macro_rules! with_type {
     ($dtype:expr, $type:ident => $body:expr) => {{
         use $crate::array::Dtype;
@@ -159,11 +159,11 @@ pub(crate) use with_type;
 pub enum ArrayOperation {
     /// Number of values that are not missing.
     Count,
-    /// Smallest of them.
+    /// Smallest of the values that are not missing.
     Min,
-    /// Largest of them.
+    /// Largest of the values that are not missing.
     Max,
-    /// Sum of them.
+    /// Sum of the values that are not missing.
     Sum,
     /// All selected values, including missing ones.
     Select,
@@ -188,16 +188,16 @@ impl fmt::Display for Literal {
     }
 }
 
-/// Rule for missing values. NaN is none of these.
+/// Rule for missing values. NaN never counts as such a value.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Missing {
-    /// Values equal to one of these.
+    /// Values equal to any of these numbers are missing.
     Values(Vec<Literal>),
-    /// Values below the first or above the second.
+    /// Values below the first number or above the second number are missing.
     Outside(Option<Literal>, Option<Literal>),
 }
 
-/// Selected part of a dimension, like numpy's `start:end:stride`.
+/// Selected indices of a dimension, like numpy's `start:end:stride`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[allow(missing_docs, reason = "the names say it")]
 pub struct ArraySlice {
@@ -209,19 +209,19 @@ pub struct ArraySlice {
 /// Reduction of an array.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ArraySpec {
-    /// Requested result.
+    /// Requested result of the reduction.
     pub operation: ArrayOperation,
     /// Type of the array's values.
     pub dtype: Dtype,
     /// Whether the most significant byte is stored first.
     pub big_endian: bool,
-    /// Shape of the array; `None`: one dimension, whose length follows from the number of values.
+    /// Shape of the array; `None` for one dimension, whose length follows from the number of values.
     pub shape: Option<Vec<u64>>,
-    /// Whether the first dimension is the contiguous one, not the last.
+    /// Whether the first dimension is contiguous in memory, and not the last.
     pub fortran: bool,
-    /// Axes that are reduced; `None`: all.
+    /// Axes that are reduced; `None` for all axes.
     pub axes: Option<Vec<u32>>,
-    /// Selected part of each dimension; `None`: all.
+    /// Selected part of each dimension; `None` for the whole array.
     pub selection: Option<Vec<ArraySlice>>,
     /// Steps that decode the array, in this order.
     pub codecs: Vec<Codec>,
@@ -236,10 +236,10 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// Decodes `stored` and reduces it.
+    /// Decodes `stored` and reduces the values.
     ///
     /// # Errors
-    /// If the bytes do not match the spec.
+    /// If the bytes do not match the spec of the reduction.
     pub fn fold(&mut self, spec: &ArraySpec, stored: &[u8]) -> Result<ArrayState, ArrayError> {
         let plan = ArrayPlan::new(spec)?;
         let how = (spec.codecs.as_slice(), spec.dtype.size());
@@ -249,10 +249,10 @@ impl Reducer {
         fold::fold(&plan, &values)
     }
 
-    /// Decodes and reduces like [`Self::fold`], and returns the values.
+    /// Decodes and reduces `stored` like [`Self::fold`], and returns the values of the result.
     ///
     /// # Errors
-    /// Like [`Self::fold`].
+    /// Errors of [`Self::fold`].
     pub fn reduce(&mut self, spec: &ArraySpec, stored: &[u8]) -> Result<Reduced, ArrayError> {
         Ok(self.fold(spec, stored)?.finish())
     }

@@ -1,4 +1,4 @@
-//! Inner loops over blocks of little-endian values: into one result, or each into its own.
+//! Inner loops over blocks of little-endian values: all values into one result, or each value into a separate result.
 
 #![allow(
     clippy::needless_range_loop,
@@ -9,11 +9,11 @@ use crate::loops::number::{LaneCounter, Number};
 use crate::loops::simd::{self, Level, SimdPass};
 use std::marker::PhantomData;
 
-/// Type with a type for its sums.
+/// Type of values, with the type for their sums.
 pub(super) trait Adds: Number {
-    /// `u64`, which wraps as all integers of two's complement do, or `f64`.
+    /// Type of sums: `u64`, which wraps as all integers of two's complement do, or `f64`.
     type Sum: Copy + Default;
-    /// Ends of the finite numbers.
+    /// Smallest finite number of the type; the next constant is the largest.
     const LEAST: Self;
     const MOST: Self;
     fn widen(self) -> Self::Sum;
@@ -60,15 +60,15 @@ macro_rules! adds_floats {
 }
 adds_floats!(f32, f64);
 
-/// Rule for values that count.
+/// Rule that decides which values count.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum ValueRule<T> {
     All,
     Not(T),
     NoneOf(Vec<T>),
-    /// Values not below the first, nor above the second: NaN counts.
+    /// Values that are not below the first number, nor above the second: NaN counts.
     Within(T, T),
-    /// The same, but NaN does not count.
+    /// Values as in `Within`, but NaN does not count.
     Valid(T, T),
 }
 
@@ -88,7 +88,7 @@ impl<T: Number> ValueRule<T> {
 /// Number of lanes of a sum: the same on every processor, so that sums of floats are the same, too.
 const LANES: usize = 32;
 
-/// Returns the sum, computed in lanes, then in pairs.
+/// Returns the sum of values, computed in lanes, then in pairs.
 pub(super) fn sum<T: Adds>(level: Level, values: &[u8]) -> T::Sum {
     simd::run(level, SumPass::<T>(values, PhantomData))
 }
@@ -124,7 +124,7 @@ impl<T: Adds> SimdPass for SumPass<'_, T> {
     }
 }
 
-/// Returns the same for floats, with the rounding error: each lane keeps the error of its own sum.
+/// Returns the sum of floats like [`sum`], with the rounding error: each lane keeps the error of its own sum.
 pub(super) fn sum_compensated<T: Adds<Sum = f64>>(level: Level, values: &[u8]) -> Compensated {
     simd::run(level, SumCompensated::<T>(values, PhantomData))
 }
@@ -157,7 +157,7 @@ impl<T: Adds<Sum = f64>> SimdPass for SumCompensated<'_, T> {
     }
 }
 
-/// Returns a sum and its rounding error (Knuth, The Art of Computer Programming 2, 4.2.2).
+/// Returns the sum of two numbers and its rounding error (Knuth, The Art of Computer Programming 2, 4.2.2).
 #[inline(always)]
 pub(crate) fn two_sum(a: f64, b: f64) -> Compensated {
     let sum = a + b;
@@ -222,7 +222,7 @@ impl<T: Number, const MAX: bool, const L: usize> SimdPass for ExtremePass<'_, T,
     }
 }
 
-/// Counts the values that count, and writes them, or `neutral` for each other, to `to`.
+/// Counts the values that count, and writes them to `to`, with `neutral` in place of each value that does not count.
 pub(super) fn mask<T: Number>(
     level: Level,
     values: &[u8],
@@ -301,7 +301,7 @@ impl<T: Number, F: Fn(T) -> bool> SimdPass for Mask<'_, T, F> {
     }
 }
 
-/// Increments each count whose value counts.
+/// Increments the count of each result whose value counts.
 pub(super) fn count_each<T: Number>(values: &[u8], keep: &ValueRule<T>, counts: &mut [i64]) {
     if *keep == ValueRule::All {
         counts.iter_mut().for_each(|count| *count += 1);
@@ -315,7 +315,7 @@ pub(super) fn count_each<T: Number>(values: &[u8], keep: &ValueRule<T>, counts: 
 /// A value and its rounding error.
 pub(crate) type Compensated = (f64, f64);
 
-/// Adds with compensation, as Neumaier does ("Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974).
+/// Adds a value with compensation, as Neumaier does ("Rundungsfehleranalyse einiger Verfahren zur Summation endlicher Summen", 1974).
 #[inline(always)]
 pub(super) fn add_compensated((sum, lost): Compensated, value: f64) -> Compensated {
     let total = sum + value;
@@ -327,7 +327,7 @@ pub(super) fn add_compensated((sum, lost): Compensated, value: f64) -> Compensat
     (total, lost + more)
 }
 
-/// Adds each value to its own sum.
+/// Adds each float to its own sum, with compensation.
 pub(super) fn add_each_float<T: Adds<Sum = f64>>(
     level: Level,
     values: &[u8],
@@ -349,7 +349,7 @@ impl<T: Adds<Sum = f64>> SimdPass for AddFloats<'_, T> {
     }
 }
 
-/// Adds each value to its own sum.
+/// Adds each integer to its own sum.
 pub(super) fn add_each<T: Adds<Sum = u64>>(level: Level, values: &[u8], sums: &mut [u64]) {
     simd::run(level, AddWhole::<T>(values, sums, PhantomData));
 }
@@ -367,7 +367,7 @@ impl<T: Adds<Sum = u64>> SimdPass for AddWhole<'_, T> {
     }
 }
 
-/// Replaces each value of `best` by the value of `values` if that is better, or NaN.
+/// Replaces each value of `best` by the value of `values` if that value is better, or NaN.
 pub(super) fn extreme_each<T: Number, const MAX: bool>(
     level: Level,
     values: &[u8],

@@ -1,4 +1,4 @@
-//! Checked reductions, as walks over memory.
+//! Checked reductions of arrays, as walks over memory.
 //!
 //! A walk visits an array in its storage order, the slowest dimension first; a reduced dimension does not advance in the result.
 //! Neighbouring dimensions that are taken completely, and that are all reduced or all kept, are merged into one.
@@ -11,17 +11,17 @@ use super::{
 };
 use crate::loops::number::Number;
 
-/// Spec that passed all checks.
+/// Spec of a reduction that passed all checks.
 #[derive(Debug)]
 pub struct ArrayPlan<'a> {
     pub(super) spec: &'a ArraySpec,
     raw_bytes: Option<usize>,
 }
 
-/// One dimension of the walk.
+/// One dimension of a walk over an array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct WalkDimension {
-    /// Number of selected indices.
+    /// Number of selected indices of the dimension.
     pub(super) length: usize,
     /// Distance from one index to the next, in values.
     pub(super) step: isize,
@@ -29,13 +29,13 @@ pub(super) struct WalkDimension {
     pub(super) cells: Option<isize>,
 }
 
-/// Walk over all selected values.
+/// Walk over all selected values of an array.
 #[derive(Debug)]
 pub(super) struct ArrayWalk<'a> {
     pub(super) spec: &'a ArraySpec,
-    /// Position of the first value.
+    /// Position of the first value in the array.
     pub(super) first: usize,
-    /// Dimensions, the slowest first; the last one is walked at once.
+    /// Dimensions, the slowest first; the last dimension is processed in one step.
     pub(super) dimensions: Vec<WalkDimension>,
     /// Shape of the result.
     pub(super) shape: Vec<u64>,
@@ -43,7 +43,7 @@ pub(super) struct ArrayWalk<'a> {
 }
 
 impl<'a> ArrayPlan<'a> {
-    /// Checks everything that can be checked without the bytes.
+    /// Checks everything of a spec that can be checked without the bytes.
     ///
     /// # Errors
     /// If the spec is invalid.
@@ -74,7 +74,7 @@ impl<'a> ArrayPlan<'a> {
         self.raw_bytes
     }
 
-    /// Returns the walk over `found` bytes.
+    /// Returns the walk over an array of `found` decoded bytes.
     pub(super) fn of(&self, found: usize) -> Result<ArrayWalk<'a>, ArrayError> {
         let spec = self.spec;
         let size = spec.dtype.size();
@@ -154,8 +154,8 @@ fn check_missing(spec: &ArraySpec) -> Result<(), ArrayError> {
     })
 }
 
-/// Converts a number to a value of the array, exactly: a number that the type cannot represent is refused. Only decimals for floats are
-/// rounded, to finite values.
+/// Converts a number of a request to a value of the array, exactly: a number that the type cannot represent is refused. Only decimals for
+/// floats are rounded, to finite values.
 pub(super) fn literal<T: Number>(spec: &ArraySpec, value: Literal) -> Result<T, ArrayError> {
     let parsed = || T::parse(&value.to_string()).filter(|parsed| parsed.to_f64().is_finite());
     // Floats can represent only some integers.
@@ -175,13 +175,13 @@ pub(super) fn literal<T: Number>(spec: &ArraySpec, value: Literal) -> Result<T, 
     })
 }
 
-/// Returns the integer that a double is equal to.
+/// Returns the integer that is equal to a double, if there is one.
 #[allow(clippy::cast_possible_truncation, reason = "it is whole and small")]
 fn whole_of(real: f64) -> Option<i128> {
     (real.fract() == 0.0 && real.abs() < 1e30).then_some(real as i128)
 }
 
-/// Returns the first index and the number of indices.
+/// Returns the first selected index and the number of selected indices.
 pub(super) fn taken(slice: ArraySlice, length: u64) -> (u64, u64) {
     let (length, backwards) = (i128::from(length), slice.stride < 0);
     // The interval from `low` up to `high`, as the interface defines it for either direction.
@@ -288,7 +288,7 @@ fn walk<'a>(spec: &'a ArraySpec, shape: &[u64]) -> Result<ArrayWalk<'a>, ArrayEr
     })
 }
 
-/// Returns two dimensions as one, if a walk over both is a walk over one.
+/// Returns two dimensions as one, if a walk over both dimensions is a walk over one.
 fn joined(faster: &WalkDimension, slower: &WalkDimension) -> Option<WalkDimension> {
     let by = isize::try_from(faster.length).ok()?;
     let goes_on = |fast: isize, slow: isize| fast.checked_mul(by) == Some(slow);

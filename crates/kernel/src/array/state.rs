@@ -5,42 +5,42 @@ use super::pass::{Adds, Compensated, add_compensated, with_nan};
 use super::{ArrayOperation, ArraySpec, Dtype, with_type};
 use serde::{Deserialize, Serialize};
 
-/// State of each value of a result. States of pieces of one array can be merged.
+/// Partial state of a reduction. States of pieces of the same array can be merged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct ArrayState {
     pub(super) operation: ArrayOperation,
     pub(super) dtype: Dtype,
     pub(super) shape: Vec<u64>,
-    /// Count for each value of the result, or one count for all if values are selected.
+    /// Count for each value of the result, or one count for all values if they are selected.
     pub(super) counts: Vec<i64>,
     pub(super) cells: StateCells,
 }
 
-/// Cells, one for each value of the result.
+/// State of the result's values, one cell for each value.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum StateCells {
-    /// The counts are the values.
+    /// The counts are the values of the result.
     Counted,
     /// Sums of integers, modulo 2^64.
     Whole(Vec<u64>),
-    /// Sums of floats, and their rounding errors.
+    /// Sums of floats, with their rounding errors.
     Rounded(Vec<Compensated>),
-    /// Little-endian values, the smallest or largest so far.
+    /// Smallest or largest values so far, little-endian.
     Extreme(Vec<u8>),
-    /// Little-endian selected values.
+    /// Selected values, little-endian.
     Selected(Vec<u8>),
 }
 
-/// Result of a reduction.
+/// Result of a reduction of an array.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduced {
-    /// Type of the values.
+    /// Type of the result's values.
     pub dtype: Dtype,
-    /// Shape; empty for a single value.
+    /// Shape of the result; empty for a single value.
     pub shape: Vec<u64>,
-    /// Values, little-endian.
+    /// Values of the result, little-endian.
     pub bytes: Vec<u8>,
-    /// Number of array values in each result value; one number for all if they were selected.
+    /// Number of array values in each result value; one number for all values if they were selected.
     pub counts: Vec<i64>,
 }
 
@@ -61,7 +61,7 @@ impl ArrayState {
     /// Merges the state of another piece of the same array.
     ///
     /// # Errors
-    /// If that state belongs to another reduction, or if values were selected rather than reduced.
+    /// If the other state belongs to another reduction, or if values were selected and not reduced.
     pub fn merge(&mut self, other: &Self) -> Result<(), ArrayError> {
         let same = self.operation == other.operation
             && self.dtype == other.dtype
@@ -94,7 +94,7 @@ impl ArrayState {
         Ok(())
     }
 
-    /// Returns the values.
+    /// Returns the values of the result.
     #[must_use]
     pub fn finish(self) -> Reduced {
         let Self {
@@ -163,7 +163,7 @@ fn better<T: Adds>(own: &mut [u8], more: &[u8], max: bool) {
     }
 }
 
-/// Sets the extremes of cells without values: the opposite end of the type.
+/// Sets the extremes of result values without array values: the opposite end of the type.
 fn of_none<T: Adds>(values: &mut [u8], counts: &[i64], max: bool) {
     let none = if max { T::LEAST } else { T::MOST };
     for (value, count) in values.chunks_exact_mut(T::SIZE).zip(counts) {

@@ -123,7 +123,7 @@ fn python(slice: ArraySlice, length: i64) -> Vec<u64> {
     taken
 }
 
-/// Returns all indices of a box of these lengths, the last the fastest.
+/// Returns all indices of a box with these lengths; the last index varies fastest.
 fn indices(lengths: &[usize]) -> Vec<Vec<usize>> {
     lengths.iter().fold(vec![Vec::new()], |all, length| {
         let longer =
@@ -144,7 +144,7 @@ fn is_missing(missing: Option<&Missing>, value: f64) -> bool {
     }
 }
 
-/// Returns values and counts, by the index in the result.
+/// Returns the expected values and counts, by the index in the result.
 fn model(spec: &ArraySpec, at: impl Fn(&[u64]) -> f64) -> (Vec<f64>, Vec<i64>, Vec<u64>) {
     let shape = spec.shape.clone().unwrap();
     let all = |length: &u64| (0..*length).collect::<Vec<_>>();
@@ -290,7 +290,7 @@ prop_compose! {
     }
 }
 
-/// Array of pseudo-random values, with their positions.
+/// Array of pseudorandom values, with their positions.
 struct Array {
     stored: Vec<u8>,
     values: Vec<f64>,
@@ -342,7 +342,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(1500))]
 
     #[test]
-    fn reduction_matches_model_for_any_spec(spec in specs(), seed in any::<u32>()) {
+    fn array_reduction_matches_model_for_any_spec(spec in specs(), seed in any::<u32>()) {
         let array = Array::of(&spec, seed.into());
         let (values, counts, shape) = model(&spec, |index| array.at(index));
         let found = Reducer::default().reduce(&spec, &array.stored).unwrap();
@@ -360,7 +360,7 @@ proptest! {
     }
 
     #[test]
-    fn merged_pieces_equal_whole_reduction(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
+    fn merged_states_of_array_pieces_equal_whole_reduction(spec in specs(), seed in any::<u32>(), cut in any::<usize>()) {
         // The reduced dimension is the first of an array in C order.
         let spec = ArraySpec { fortran: false, selection: None, codecs: vec![], axes: None, ..spec };
         prop_assume!(spec.operation != ArrayOperation::Select);
@@ -390,7 +390,7 @@ proptest! {
     }
 
     #[test]
-    fn corrupt_bytes_are_refused_or_decoded_to_bounded_size(
+    fn array_reduction_refuses_corrupt_bytes_or_bounds_memory(
         spec in specs(), seed in any::<u32>(), at in any::<usize>(), bit in 0..8, cut in any::<bool>(),
     ) {
         let mut array = Array::of(&spec, seed.into());
@@ -416,7 +416,7 @@ proptest! {
     }
 
     #[test]
-    fn any_spec_is_reduced_or_refused(
+    fn array_reduction_accepts_or_refuses_any_spec(
         shape in proptest::option::of(proptest::collection::vec(any::<u64>(), 0..4)),
         axes in proptest::option::of(proptest::collection::vec(any::<u32>(), 0..3)),
         ends in proptest::option::of(proptest::collection::vec(any::<[i64; 3]>(), 0..4)),
@@ -471,7 +471,7 @@ fn floats(operation: ArrayOperation, values: &[f64], missing: Option<Missing>) -
 }
 
 #[test]
-fn nan_and_infinities_follow_documentation() {
+fn array_reduction_treats_nan_and_infinity_as_documented() {
     let (nan, infinity) = (f64::NAN, f64::INFINITY);
     let above_0 = Some(Missing::Outside(Some(Literal::Int(0)), None));
     assert!(
@@ -578,7 +578,7 @@ fn fletcher32_matches_hdf5() {
 }
 
 #[test]
-fn invalid_spec_is_refused_before_read() {
+fn array_reduction_refuses_invalid_spec_before_reading() {
     let spec = |shape: &[u64]| ArraySpec {
         shape: Some(shape.to_vec()),
         ..plain(ArrayOperation::Sum, Dtype::Float64)
@@ -631,7 +631,7 @@ fn invalid_spec_is_refused_before_read() {
 }
 
 #[test]
-fn missing_values_outside_dtype_are_refused() {
+fn array_reduction_refuses_missing_value_outside_dtype() {
     // A whole float is an integer; floats cannot represent all integers.
     let as_type = |dtype, literal| {
         let spec = ArraySpec {

@@ -1,29 +1,29 @@
 //! Values of a column of text, line by line. The process that has read the file's header line sends the column and its format ([`Csv`]);
-//! this module trusts neither these data nor the text.
+//! this module trusts neither the column and its format nor the text.
 
 use super::held::VariablePart;
 use serde::{Deserialize, Serialize};
 use std::io::{self, Write};
 use tidemill_format::csv::{Csv, CsvType, LineError, MARK};
 
-/// Maximum number of bytes of a column in an error.
+/// Maximum number of bytes of a column that an error message shows.
 const SHOWN_BYTES_MAX: usize = 40;
 
 /// Encoding of the values of an input with a `variable`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum Encoded {
-    /// Numbers.
+    /// The values are numbers in chunks of a file.
     Held(VariablePart),
-    /// A column of text.
+    /// The values are a column of text.
     Text {
-        /// Column and format.
+        /// Column with its format.
         csv: Csv,
     },
 }
 
 impl Encoded {
-    /// Returns the number of further inputs of the task that contain the bytes.
+    /// Returns the number of further inputs of the task, after the first, that contain the bytes of the variable.
     #[must_use]
     pub fn more(&self) -> usize {
         match self {
@@ -32,7 +32,7 @@ impl Encoded {
         }
     }
 
-    /// Returns the description for a program, as JSON.
+    /// Returns the description of the values for a program, as JSON.
     #[must_use]
     pub fn described(&self, input: &str) -> serde_json::Value {
         match self {
@@ -51,17 +51,17 @@ fn dtype(number: CsvType) -> &'static str {
     }
 }
 
-/// Reason why values cannot be decoded.
+/// Reason why the values of a column cannot be decoded.
 #[derive(Debug, thiserror::Error)]
 pub enum TextError {
-    /// A line is invalid.
+    /// A line of the text is invalid.
     #[error("{why}")]
     Line {
-        /// Number of the line in the available text, from 0, and the offset of its first byte.
+        /// Number of the line in the available text, from 0; `at` is the offset of its first byte.
         line: u64,
-        /// See `line`.
+        /// Offset of the line's first byte.
         at: usize,
-        /// Cause.
+        /// Cause of the error.
         why: String,
     },
     /// The output cannot be written.
@@ -69,10 +69,10 @@ pub enum TextError {
     Write(#[from] io::Error),
 }
 
-/// Writes the values of whole lines, in this machine's byte order. `first`: the lines are a file's first ones.
+/// Writes the values of whole lines, in this machine's byte order. `first` is true if the lines are the first lines of a file.
 ///
 /// # Errors
-/// The error of the first line without such a value, or of `out`.
+/// The error of the first line without a value in the column, or of `out`.
 pub fn columns(csv: &Csv, text: &[u8], first: bool, out: &mut dyn Write) -> Result<(), TextError> {
     let mark = if first && text.starts_with(MARK) {
         MARK.len()
@@ -246,9 +246,9 @@ mod tests {
     }
 
     proptest! {
-        /// Pieces that are cut at any end of a line give the same values as the whole text.
+        /// Pieces of a text that are cut at any end of a line give the same values as the whole text.
         #[test]
-        fn csv_pieces_cut_at_lines_equal_whole(
+        fn csv_pieces_cut_at_line_ends_give_values_of_whole_text(
             rows in proptest::collection::vec((any::<f64>(), "[a-z,\"]{0,6}", any::<i64>()), 1..30), cut in any::<proptest::sample::Index>(),
         ) {
             let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
@@ -269,7 +269,7 @@ mod tests {
         }
 
         #[test]
-        fn csv_parse_of_any_text_ends(spec in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
+        fn csv_parser_terminates_on_any_text(spec in "\\PC{0,40}", text in "[a-c0-9,;\"'\n\r #.\\-\u{feff}]{0,80}") {
             let _ = floats(&spec, &text);
             let _ = floats(&format!("#0,{spec}"), &text);
             if let Ok(found) = floats("#1,header=no,separator=blanks,type=i8,fill=0", &text) {

@@ -5,17 +5,17 @@ use super::{ArrayError, Dtype};
 use crate::loops::simd::{self, Level, SimdPass};
 use crate::loops::swap;
 
-/// Number of values in a block.
+/// Maximum number of values in a block.
 pub(crate) const BLOCK: usize = 4096;
 
-/// Raw values.
+/// Raw values of a decoded array.
 #[derive(Debug)]
 pub(crate) struct RawValues<'a> {
     raw: &'a [u8],
     size: usize,
     shuffled: bool,
     swapped: bool,
-    /// Whether all values are equal to the one in `raw`.
+    /// Whether all values are equal to the single value in `raw`.
     constant: bool,
 }
 
@@ -31,7 +31,7 @@ impl<'a> RawValues<'a> {
         }
     }
 
-    /// Makes any number of values, all equal.
+    /// Returns any number of equal values.
     pub(crate) fn constant(
         raw: &'a [u8],
         (dtype, big_endian): (Dtype, bool),
@@ -47,7 +47,7 @@ impl<'a> RawValues<'a> {
         })
     }
 
-    /// Returns values `first` to `first + count`, at most [`BLOCK`]; in `buffer` if they are not stored like that in memory.
+    /// Returns values `first` to `first + count`, at most [`BLOCK`]; in `buffer` if they are not contiguous and little-endian in memory.
     pub(crate) fn block<'b>(
         &'b self,
         first: usize,
@@ -72,7 +72,7 @@ impl<'a> RawValues<'a> {
         buffer
     }
 
-    /// Returns the values in place, like [`Self::block`], if they are contiguous and only their byte order differs.
+    /// Returns values from memory without a copy, like [`Self::block`], if they are contiguous and only their byte order differs.
     pub(crate) fn swapped(&self, first: usize, count: usize) -> Option<&[u8]> {
         let lie = self.swapped && !self.shuffled && !self.constant;
         lie.then(|| &self.raw[first * self.size..][..count * self.size])
@@ -127,7 +127,7 @@ impl<'a> RawValues<'a> {
     }
 }
 
-/// Reassembles values of `N` bytes.
+/// Reassembles shuffled values of `N` bytes.
 struct BytePlanes<'a, const N: usize> {
     planes: [&'a [u8]; N],
     to: &'a mut [u8],

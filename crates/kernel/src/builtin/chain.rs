@@ -1,5 +1,5 @@
-//! Chains of built-in kernels: each processes the output of the previous one, as it arrives. For a kernel that needs its whole input, the
-//! chain first collects the input in a file.
+//! Chains of built-in kernels: each kernel processes the output of the previous kernel as it arrives. For a kernel that needs its whole
+//! input, the chain first collects the input in a file.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Write};
@@ -9,19 +9,19 @@ use super::table::{FoldInput, KernelOptions, ReadyKernel};
 use super::{BuiltinError, find, run_builtin};
 use crate::fold::{Fold, Stream};
 
-/// Size of the output buffer, in bytes.
+/// Size of a chain's output buffer, in bytes.
 const BUFFER_BYTES: usize = 128 << 10;
 
 /// One kernel of a chain.
 #[derive(Clone, Debug)]
 pub(crate) struct ChainLink {
-    /// Place in the whole pipeline, from 1.
+    /// Place of the kernel in the whole pipeline, from 1.
     pub(crate) number: usize,
-    /// Name.
+    /// Name of the kernel.
     pub(crate) name: String,
-    /// Arguments.
+    /// Arguments of the kernel.
     pub(crate) args: Vec<String>,
-    /// Path of the file that may collect its input; the file does not exist yet.
+    /// Path of the file that may collect the kernel's input; the file does not exist yet.
     pub(crate) spool: PathBuf,
 }
 
@@ -65,13 +65,13 @@ pub(crate) struct LinkError {
     pub(crate) source: BuiltinError,
 }
 
-/// Start of a chain: it accepts bytes, and writes the rest of the output at their end.
+/// First kernel of a chain: accepts input bytes, and writes the rest of the output when the input ends.
 pub(crate) trait ChainSink: Write {
-    /// Ends the input.
+    /// Ends the input of the chain.
     fn finish(self: Box<Self>) -> Result<(), LinkError>;
 }
 
-/// Chains kernels; the last writes to `out`. All arguments are checked before any kernel runs.
+/// Chains kernels; the last kernel writes to `out`. All arguments are checked before any kernel runs.
 pub(crate) fn chain(links: &[ChainLink], out: File) -> Result<Box<dyn ChainSink>, LinkError> {
     let end: Box<dyn ChainSink> = Box::new(ChainEnd {
         out: BufWriter::with_capacity(BUFFER_BYTES, out),
@@ -84,7 +84,7 @@ pub(crate) fn chain(links: &[ChainLink], out: File) -> Result<Box<dyn ChainSink>
 }
 
 impl ChainLink {
-    /// Puts this kernel before another one, or before the end.
+    /// Puts this kernel before another kernel, or before the end of the chain.
     fn before(&self, next: Box<dyn ChainSink>) -> Result<Box<dyn ChainSink>, LinkError> {
         let failed = |error| self.failed(error);
         let link = self.clone();
@@ -177,7 +177,7 @@ impl ChainSink for FoldLink {
 
 struct Gathering {
     link: ChainLink,
-    /// Created with the first bytes.
+    /// File that collects the input; created with the first bytes.
     file: Option<File>,
     next: Box<dyn ChainSink>,
 }

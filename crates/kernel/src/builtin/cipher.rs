@@ -1,10 +1,10 @@
-//! `encrypt` and `decrypt`: AES-256-GCM in chunks. Each chunk is authentic by itself and in its place, so a file of any size is encrypted
-//! and decrypted as a stream, and no output is written that is not authentic. This is the construction STREAM (Hoang, Reyhanitabar,
-//! Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015, §7).
+//! `encrypt` and `decrypt`: AES-256-GCM in chunks. Each chunk is authentic by itself and at its position, so a file of any size is
+//! encrypted and decrypted as a stream, and no output is written that is not authentic. This is the construction STREAM (Hoang,
+//! Reyhanitabar, Rogaway and Vizár, "Online Authenticated-Encryption and its Nonce-Reuse Misuse-Resistance", 2015, §7).
 //!
-//! The key is a file, one of the task's inputs that `key=` names, so labels, lineage and lists of processes contain only its name. Each
-//! file is encrypted with a key of its own, derived by HKDF (RFC 5869) from that key and 32 random bytes, so no nonce, which is a chunk
-//! number, is used twice with one key. The format:
+//! The user's key is a file, one of the task's inputs that `key=` names, so labels, lineage and lists of processes contain only its name.
+//! Each file is encrypted with a separate key, derived by HKDF (RFC 5869) from the user's key and 32 random bytes, so no nonce, which is a
+//! chunk number, is used twice with one key. The format:
 //!
 //! | bytes | |
 //! |---|---|
@@ -13,9 +13,8 @@
 //! | 9 | 16: the logarithm of a chunk's size, 64 KiB |
 //! | 10 to 16 | 0 |
 //! | 16 to 48 | salt: random |
-//! | 48 to 80 | check: tells whether a key is the right one, and that this file has no other |
-//! | then | chunks of 64 KiB, the last shorter or as long; it is empty only if it is the only one. Each is followed by its tag of 16
-//! bytes |
+//! | 48 to 80 | check: confirms that the user's key is the key of this file |
+//! | then | chunks of 64 KiB, the last may be shorter, and empty only if it is the only one; a tag of 16 bytes follows each chunk |
 //!
 //! HKDF-SHA-256 with the key, the salt, and `tidemill encrypt` and bytes 0 to 16 as information gives 64 bytes: the file's AES key and
 //! the check. The nonce of a chunk is its number from 0, in 11 bytes, most significant byte first, and a byte that is 1 for the last
@@ -34,7 +33,7 @@ use super::table::{
 };
 use crate::fold::Stream;
 
-/// This group's part of the table.
+/// Kernels `encrypt` and `decrypt`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "decrypt",
@@ -84,10 +83,10 @@ const HEADER_BYTES: usize = 80;
 /// Number of chunks that are written at a time.
 const CHUNKS_AT_ONCE: usize = 16;
 
-/// Key of the user.
+/// Key that the user provides.
 type CipherKey = [u8; 32];
 
-/// Reads the key.
+/// Reads the user's key from the input that `key=` names.
 fn key(options: &KernelOptions) -> Result<CipherKey, BuiltinError> {
     let name = options.needed("key", options.text("key"))?;
     let file = open(name)?;
@@ -110,7 +109,7 @@ fn key(options: &KernelOptions) -> Result<CipherKey, BuiltinError> {
     Err(BuiltinError::NoKey { name: name.into() })
 }
 
-/// Returns the bytes before the salt.
+/// Returns the first 16 bytes of the format, before the salt.
 fn start() -> [u8; 16] {
     let mut start = [0; 16];
     start[..8].copy_from_slice(MAGIC);
@@ -119,7 +118,7 @@ fn start() -> [u8; 16] {
     start
 }
 
-/// Length of the derived bytes.
+/// Length of the bytes that HKDF derives: the AES key and the check.
 struct Derived;
 
 impl KeyType for Derived {
@@ -128,7 +127,7 @@ impl KeyType for Derived {
     }
 }
 
-/// Key of one file, and number of its chunks so far.
+/// AES key of one file, and number of its chunks so far.
 struct Chunks {
     key: LessSafeKey,
     number: u64,
@@ -143,7 +142,7 @@ impl std::fmt::Debug for Chunks {
 }
 
 impl Chunks {
-    /// Derives the key of a file, and the check that confirms the key.
+    /// Derives the AES key of a file, and the check that confirms the user's key.
     fn derive(key: &CipherKey, start: &[u8; 16], salt: &[u8; SALT_BYTES]) -> (Self, [u8; 32]) {
         let mut derived = [0; 64];
         hkdf::Salt::new(HKDF_SHA256, salt)
@@ -207,7 +206,7 @@ impl Chunks {
     }
 }
 
-/// Cuts bytes into equal pieces, and holds back the last piece until more bytes arrive.
+/// Cuts bytes into chunks of equal size, and holds back the last chunk until more bytes arrive.
 #[derive(Debug)]
 struct Cutter {
     size: usize,
@@ -220,7 +219,7 @@ impl Cutter {
         Self { size, held }
     }
 
-    /// Passes on all pieces except the last.
+    /// Passes on all chunks except the last.
     fn take(
         &mut self,
         mut bytes: &[u8],
@@ -246,12 +245,12 @@ impl Cutter {
     }
 }
 
-/// Encrypts its input.
+/// Stream of the kernel `encrypt`.
 #[derive(Debug)]
 struct Encrypt {
     chunks: Chunks,
     cutter: Cutter,
-    /// Bytes to be written: at first the header.
+    /// Bytes that are about to be written: initially the header of the format.
     out: Vec<u8>,
 }
 
@@ -288,7 +287,7 @@ impl Stream for Encrypt {
     }
 }
 
-/// Writes chunks if there are many.
+/// Writes the ready chunks if there are enough of them.
 fn write_many(ready: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinError> {
     if ready.len() >= CHUNKS_AT_ONCE * CHUNK_BYTES {
         out.write_all(ready).map_err(BuiltinError::Write)?;
@@ -297,12 +296,12 @@ fn write_many(ready: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinErr
     Ok(())
 }
 
-/// Decrypts its input.
+/// Stream of the kernel `decrypt`.
 #[derive(Debug)]
 struct Decrypt {
     key: CipherKey,
     header: Vec<u8>,
-    /// Chunks of the file whose header was read.
+    /// Chunks of the file; `None` before the header was read.
     chunks: Option<Chunks>,
     cutter: Cutter,
     out: Vec<u8>,
@@ -319,7 +318,7 @@ impl Decrypt {
         }
     }
 
-    /// Takes the header from the start of `bytes`; returns the rest.
+    /// Takes header bytes from the start of `bytes`; returns the remaining bytes.
     fn header<'a>(&mut self, bytes: &'a [u8]) -> Result<&'a [u8], BuiltinError> {
         if self.chunks.is_some() {
             return Ok(bytes);

@@ -1,7 +1,7 @@
 //! Kernels that identify contents: `fingerprint` and `dedup`.
 //!
-//! - **`fingerprint`** writes Rabin's fingerprint of each input, 16 hexadecimal digits, and its length. It detects corruption, and can
-//!   combine parts. It is no protection against attackers, because contents with any fingerprint are easily made.
+//! - **`fingerprint`** writes Rabin's fingerprint of each input, 16 hexadecimal digits, and the input's length. It detects corruption,
+//!   and fingerprints of parts can be combined. It does not protect against attackers: contents with any fingerprint are easily made.
 //! - **`dedup`** cuts all inputs into chunks according to their content (FastCDC: Xia et al., "The Design of Fast Content-Defined
 //!   Chunking for Data Deduplication Based Storage Systems", 2020), and reports the number of bytes that remain if equal chunks are
 //!   stored once. Chunks are equal if their BLAKE3 hashes are equal. No chunk spans files.
@@ -18,7 +18,7 @@ use crate::fold::{self, Fold};
 use crate::loops::fingerprint::{extend, join};
 use crate::loops::simd::Level;
 
-/// This group's part of the table.
+/// Kernels `fingerprint` and `dedup`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "dedup",
@@ -55,7 +55,7 @@ const CHUNKS: &[KernelArgument] = &[
     },
 ];
 
-/// Lengths and fingerprints of pieces that do not touch, by their offsets.
+/// Lengths and fingerprints of processed pieces that do not touch, by their offsets.
 #[derive(Debug, Default)]
 struct Fingerprint(BTreeMap<u64, (u64, u64)>);
 

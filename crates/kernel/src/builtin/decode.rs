@@ -1,5 +1,5 @@
-//! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Nodes run it before the kernel of
-//! a task whose input has a `variable`; it can also be run like any other kernel.
+//! `decode`: extracts the values of a variable from the bytes of a file ([`crate::array::Encoded`]). Nodes run `decode` before the kernel
+//! of a task whose input has a `variable`; it can also be run like any other kernel.
 
 use std::io::{BufWriter, Write};
 
@@ -10,7 +10,7 @@ use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptio
 use crate::array::{Encoded, HeldError, TextError, columns};
 use tidemill_format::csv::Csv;
 
-/// This group's part of the table.
+/// Kernel `decode`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "decode",
     revision: 2,
@@ -65,7 +65,7 @@ fn decode(
     out.flush().map_err(BuiltinError::Write)
 }
 
-/// Writes the values of a column of whole lines. `position` is their position in the file, for errors.
+/// Writes the values of a column of whole lines. `position` is the position of the lines in the file, for errors.
 fn lines(
     csv: &Csv,
     text: &[u8],

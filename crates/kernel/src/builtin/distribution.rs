@@ -1,4 +1,4 @@
-//! Distribution of values: `histogram`, `quantile` and `median`. NaN has no place in an order, so it is counted separately, or skipped.
+//! Distribution of values: `histogram`, `quantile` and `median`. NaN has no place in an order, so NaN is counted separately, or skipped.
 
 use std::io::Write;
 
@@ -49,7 +49,7 @@ const METHOD: &[KernelArgument] = &[KernelArgument {
     help: "result between two values: interpolated, the lower, or the higher",
 }];
 
-/// This group's part of the table.
+/// Kernels `histogram`, `quantile` and `median`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "histogram",
@@ -90,10 +90,10 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     },
 ];
 
-/// Maximum number of bins.
+/// Maximum number of bins of a histogram.
 const BINS_MAX: usize = 1 << 24;
 
-/// Sets `from` and `to` to the smallest and the largest value, if they were not given.
+/// Sets `from` and `to` to the smallest and the largest value of the inputs, if these arguments were not given.
 fn whole_range(options: &mut KernelOptions, inputs: &[String]) -> Result<(), BuiltinError> {
     if options.text("from").is_some() && options.text("to").is_some() {
         return Ok(());
@@ -180,7 +180,7 @@ impl<T: Number> Histogram<T> {
         self.bins_per_unit = bins as f64 / (to - from);
     }
 
-    /// Returns the bin of a value in the range.
+    /// Returns the bin of a value that is in the range.
     #[allow(
         clippy::cast_possible_truncation,
         clippy::cast_sign_loss,
@@ -271,7 +271,7 @@ fn quantiles(
     numbers.write(options.is("out", "f64"), out)
 }
 
-/// Number of bytes that are processed at a time.
+/// Number of bytes of values that are processed at a time.
 const BLOCK_BYTES: usize = 16 << 10;
 
 /// Number of values in the sample that estimates the position of a quantile.
@@ -280,7 +280,7 @@ const SAMPLED: usize = 20_000;
 /// Maximum number of values near a quantile that are kept and sorted.
 const KEPT_MAX: usize = 8 << 20;
 
-/// All values, to find some by their place in the order.
+/// All values of the inputs, to find some of them by their place in the order.
 struct OrderStatistics<T> {
     files: Vec<SeriesInputs>,
     big_endian: bool,
@@ -289,14 +289,14 @@ struct OrderStatistics<T> {
     count: u64,
 }
 
-/// Results of a pass for a range.
+/// Results of a pass over all values for a range.
 #[derive(Debug, Default)]
 struct RangePass {
-    /// Number of values below the range.
+    /// Number of values below the given range.
     below: u64,
-    /// Number of values in the range.
+    /// Number of values in the given range.
     within: u64,
-    /// Values in the range as ordered integers: all of them, or about the first [`KEPT_MAX`].
+    /// Values in the given range as ordered integers: all of them, or about the first [`KEPT_MAX`].
     kept: Vec<u64>,
 }
 
@@ -324,7 +324,7 @@ impl<T: Number> OrderStatistics<T> {
         Ok(order)
     }
 
-    /// Passes on all values in blocks, little-endian.
+    /// Passes all values to `take` in blocks, little-endian.
     fn blocks(&self, mut take: impl FnMut(&[u8])) {
         let mut swapped = vec![0; BLOCK_BYTES];
         for block in self.files.iter().flat_map(|file| file.chunks(BLOCK_BYTES)) {
@@ -373,8 +373,8 @@ impl<T: Number> OrderStatistics<T> {
         }
     }
 
-    /// Returns the value at `place` of the order, from 0. It estimates a range from a sample, counts all values below that range and
-    /// keeps the values in it, and estimates again unless few were kept.
+    /// Returns the value at `place` of the order, from 0. Estimates a range from a sample, counts all values below the range and keeps the
+    /// values in it, and estimates a range again unless few values were kept.
     fn at(&self, place: u64) -> T {
         let (mut from, mut to) = (T::LOWEST.ordered(), T::HIGHEST.ordered());
         let mut guess = near(self.sample(), place, self.count);
@@ -408,7 +408,7 @@ impl<T: Number> OrderStatistics<T> {
         }
     }
 
-    /// Returns the value at `place`, given the value at the previous place.
+    /// Returns the value at `place` of the order, given the value at the previous place.
     fn after(&self, low: T, place: u64) -> T {
         let not_above = self.pass(ValueRange {
             from: T::LOWEST,
@@ -432,7 +432,7 @@ impl<T: Number> OrderStatistics<T> {
         self.missing.is_some_and(|missing| value.same(missing))
     }
 
-    /// Returns some values from the whole input, as ordered integers.
+    /// Returns a sample of values from the whole input, as ordered integers.
     fn sample(&self) -> Vec<u64> {
         let bytes: usize = self.files.iter().map(|file| file.len()).sum();
         let apart = (bytes / T::SIZE).div_ceil(SAMPLED) * T::SIZE;
@@ -494,8 +494,8 @@ impl<T: Number> OrderStatistics<T> {
     }
 }
 
-/// Returns the probable range of the value at `place` of `count`, according to a sample: some deviations of the sample's place to either
-/// side.
+/// Returns the probable range of the value at `place` of `count`, according to a sample: some standard deviations of the sample's place to
+/// either side.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,

@@ -5,143 +5,143 @@ use std::io;
 /// Reason why a built-in kernel failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BuiltinError {
-    /// A variable that cannot be reduced as requested.
+    /// A variable cannot be reduced as requested.
     #[error(transparent)]
     Reduce(Box<crate::reduction::Error>),
     /// A kernel of this name does not exist.
     #[error("built-in kernel {0:?} does not exist")]
     Unknown(String),
-    /// An argument that the kernel does not know.
+    /// The kernel does not know an argument.
     #[error("{kernel} does not know the argument {arg:?}; it knows: {valid}")]
     Argument {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// Given argument.
+        /// Argument as given.
         arg: String,
-        /// Known arguments.
+        /// Arguments that the kernel knows.
         valid: String,
     },
-    /// An argument with an invalid value.
+    /// An argument has an invalid value.
     #[error("{key} cannot be {value:?}; it can be: {valid}")]
     Value {
-        /// The argument.
+        /// Name of the argument with the invalid value.
         key: &'static str,
-        /// Given value.
+        /// Value as given.
         value: String,
-        /// Valid values.
+        /// Description of the valid values.
         valid: String,
     },
     /// A required argument is missing.
     #[error("{kernel} needs {key}=; it knows: {valid}")]
     Needed {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// The argument.
+        /// Name of the missing argument.
         key: &'static str,
-        /// Known arguments.
+        /// Arguments that the kernel knows.
         valid: String,
     },
-    /// `grep` without a pattern.
+    /// The kernel `grep` has no pattern.
     #[error("grep needs a pattern; it knows: {valid}")]
     NoPattern {
-        /// Known arguments.
+        /// Arguments that the kernel knows.
         valid: String,
     },
-    /// A pattern that is no valid regular expression.
+    /// A pattern is no valid regular expression.
     #[error("the pattern {pattern:?} is no regular expression: {reason}")]
     Pattern {
-        /// The pattern.
+        /// Pattern as given.
         pattern: String,
-        /// Reason.
+        /// Reason why the pattern is invalid.
         reason: String,
     },
-    /// No inputs were named.
+    /// No inputs of the kernel were named.
     #[error("{0} needs at least one input")]
     NoInput(&'static str),
-    /// There are more outputs than the one that the kernel writes.
+    /// The task names more outputs than the one that the kernel writes.
     #[error("{kernel} writes one output, but the task names {count}")]
     Outputs {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// Number of named outputs.
+        /// Number of outputs that the task names.
         count: usize,
     },
-    /// There are more inputs than the one that the kernel reads.
+    /// The task names more inputs than the one that the kernel reads.
     #[error("{kernel} takes one input, but the task names {count}")]
     Inputs {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// Number of named inputs.
+        /// Number of inputs that the task names.
         count: usize,
     },
-    /// The inputs together are no whole number of values.
+    /// The inputs together are not a whole number of values.
     #[error(
         "the last {bytes} bytes of the input are not a whole value of {size} bytes; is dtype= right?"
     )]
     Ragged {
-        /// Number of remaining bytes.
+        /// Number of bytes after the last whole value.
         bytes: usize,
         /// Size of a value, in bytes.
         size: usize,
     },
-    /// An input cannot be read.
+    /// An input of the kernel cannot be read.
     #[error("cannot read {name}: {source}")]
     Read {
-        /// The input.
+        /// Name of the input.
         name: String,
-        /// Cause.
+        /// Cause of the error.
         source: io::Error,
     },
-    /// An input whose size is no multiple of the size of its values.
+    /// The size of an input is no multiple of the size of its values.
     #[error(
         "{name} has {bytes} bytes, which is no whole number of values of {size} bytes; is dtype= right?"
     )]
     Torn {
-        /// The input.
+        /// Name of the input.
         name: String,
-        /// Size in bytes.
+        /// Size of the input, in bytes.
         bytes: u64,
         /// Size of a value, in bytes.
         size: usize,
     },
-    /// A word that is no number.
+    /// A word of a text input is not a number.
     #[error("{name}, line {line}: {word:?} is no number")]
     NotANumber {
-        /// The input.
+        /// Name of the input.
         name: String,
-        /// Line, from 1.
+        /// Number of the line, from 1.
         line: u64,
-        /// The word.
+        /// Word that is not a number.
         word: String,
     },
-    /// There are no values.
+    /// The inputs contain no values.
     #[error("the inputs contain no values")]
     Empty,
-    /// An input is no image.
+    /// An input is not an image.
     #[error(
         "{0} is no complete binary PGM image with one byte per pixel; give width= if it is raw"
     )]
     NoImage(String),
-    /// Compressed or encrypted data in a wrong format, or data that was changed.
+    /// Compressed or encrypted data has a wrong format, or was changed.
     #[error("from byte {offset} on the input is no valid {format} data: {what}")]
     Corrupt {
-        /// The format.
+        /// Name of the format.
         format: &'static str,
         /// Offset in all inputs as one, in bytes.
         offset: u64,
-        /// Description.
+        /// Description of the fault in the data.
         what: String,
     },
-    /// Compressed or encrypted data without its end.
+    /// Compressed or encrypted data lacks its end.
     #[error("the input ends within its {0} data; is it complete?")]
     CutShort(&'static str),
-    /// A file that is no key.
+    /// A file is not a valid key.
     #[error("{name} is no key: it must contain 32 bytes, or 64 hexadecimal digits")]
     NoKey {
-        /// The file.
+        /// Name of the file.
         name: String,
     },
-    /// The key differs from the one that the input was encrypted with.
+    /// The key differs from the key that the input was encrypted with.
     #[error(
         "this is not the key that the input was encrypted with, or the first 80 bytes of the input were changed"
     )]
@@ -149,50 +149,50 @@ pub enum BuiltinError {
     /// The system returned no random numbers.
     #[error("cannot get random numbers: {0}")]
     Chance(#[source] io::Error),
-    /// There are no bytes.
+    /// The inputs contain no bytes.
     #[error("the inputs are empty")]
     NoBytes,
     /// Values cannot be decoded from their bytes.
     #[error("{0}")]
     Held(String),
-    /// The inputs together are no whole number of rows.
+    /// The inputs together are not a whole number of rows.
     #[error(
         "the inputs contain {values} values, which is no whole number of rows of {columns}; is columns= right?"
     )]
     RaggedRows {
-        /// Number of values.
+        /// Number of values in the inputs.
         values: u64,
-        /// Number of values in a row.
+        /// Number of values in a row of the matrix.
         columns: usize,
     },
-    /// A value that is no number, although all values must be numbers.
+    /// A value is not finite, although all values of the matrix must be finite numbers.
     #[error(
         "the value in row {row}, column {column} (both from 0) is NaN or infinite; missing=nan skips rows with NaN"
     )]
     NotFinite {
-        /// The row.
+        /// Number of the row, from 0.
         row: u64,
-        /// The column.
+        /// Number of the column, from 0.
         column: u64,
     },
-    /// There are not enough rows.
+    /// The matrix does not have enough rows.
     #[error(
         "{kernel} needs at least {needed} rows, but there are {rows} (without those with missing values)"
     )]
     TooFewRows {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// Required number.
+        /// Required number of rows.
         needed: u64,
-        /// Number of rows.
+        /// Number of rows in the matrix.
         rows: u64,
     },
-    /// There are not enough values.
+    /// The inputs do not have enough values.
     #[error("{kernel} needs at least {needed} values")]
     TooFew {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
-        /// Required number.
+        /// Required number of values.
         needed: u64,
     },
     /// A fold was finished before all bytes of a value arrived.
@@ -201,7 +201,7 @@ pub enum BuiltinError {
     /// The kernel does not support partial states, or chains.
     #[error("{kernel} {what}")]
     Form {
-        /// The kernel.
+        /// Name of the kernel that failed.
         kernel: &'static str,
         /// Description of the unsupported feature.
         what: &'static str,

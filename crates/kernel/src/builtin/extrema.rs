@@ -1,5 +1,5 @@
 //! `extrema`: local maxima and minima, values strictly above or below both their neighbours. A flat top is no extremum. The first and the
-//! last value are none, and neither is a value that is NaN or missing, or has such a neighbour.
+//! last value are no extrema, and neither is a value that is NaN or missing, or has such a neighbour.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -20,7 +20,7 @@ const SHOW: &[KernelArgument] = &[KernelArgument {
     help: "the numbers of maxima and minima, or a line for each: its index, max or min, and its value",
 }];
 
-/// This group's part of the table.
+/// Kernel `extrema`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "extrema",
     revision: 1,
@@ -40,10 +40,10 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     }),
 }];
 
-/// Number of values at a time if each must be examined.
+/// Number of values processed at a time if each value must be examined.
 const BLOCK: usize = 4096;
 
-/// Partial state.
+/// Partial state of `extrema`.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Extrema<T: Number> {
@@ -53,13 +53,13 @@ struct Extrema<T: Number> {
     missing: Option<T>,
     maxima: u64,
     minima: u64,
-    /// Index, whether it is a maximum, value; only if a list is requested.
+    /// Extrema found so far: index, whether it is a maximum, value; filled only if a list is requested.
     found: Vec<(u64, bool, T)>,
     /// Stretches of processed values, by the index of their first value.
     stretches: BTreeMap<u64, ValueStretch<T>>,
 }
 
-/// Values at the ends of a stretch, one or two at each end.
+/// Values at the ends of a processed stretch, one or two at each end.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct ValueStretch<T: Number> {
@@ -73,7 +73,7 @@ impl<T: Number> Extrema<T> {
         self.missing.is_some_and(|missing| value.same(missing))
     }
 
-    /// Examines the middle one of three values, which has this index.
+    /// Examines the middle one of three neighbouring values, which has the index `index`.
     fn look(&mut self, index: u64, near: [T; 3]) {
         if near.iter().any(|value| self.is_missing(*value)) {
             return;

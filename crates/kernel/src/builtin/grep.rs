@@ -1,4 +1,4 @@
-//! `grep`: lines that match a regular expression. It writes their number, the lines, or their offsets.
+//! `grep`: lines that match a regular expression. The output is the number of these lines, the lines themselves, or their offsets.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -16,7 +16,7 @@ use crate::fold::{self, Fold, Stream};
 const GREP_ARGS: &str = "-c or --count (the default), --lines (the lines that match), --offsets (the first byte of each), \
      -i (ignore case), -w (whole words), -v (lines that do not match), -F (no pattern but plain text), -j COUNT (threads that count), -e PATTERN, PATTERN";
 
-/// This group's part of the table.
+/// Kernel `grep`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "grep",
     revision: 1,
@@ -52,7 +52,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     }),
 }];
 
-/// Form of the output.
+/// Form of the output of `grep`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum GrepOutput {
     #[default]
@@ -151,7 +151,7 @@ fn no_pattern() -> BuiltinError {
     }
 }
 
-/// Searches whole lines.
+/// Searches whole lines for the pattern.
 #[derive(Debug)]
 struct LineSearch {
     matcher: RegexMatcher,
@@ -181,7 +181,7 @@ impl LineSearch {
     }
 }
 
-/// Passes on each line that matches.
+/// Passes each matching line to a function.
 struct LineSink<F>(F);
 
 impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for LineSink<F> {
@@ -192,39 +192,39 @@ impl<F: FnMut(&SinkMatch<'_>) -> io::Result<()>> Sink for LineSink<F> {
     }
 }
 
-/// Splits bytes into the rest of the first line, whole lines, and the start of the last line; `None` if they contain no newline.
+/// Splits bytes into the rest of the first line, whole lines, and the start of the last line; `None` if the bytes contain no newline.
 fn lines(bytes: &[u8]) -> Option<(&[u8], &[u8], &[u8])> {
     let first = memchr::memchr(b'\n', bytes)? + 1;
     let last = memchr::memrchr(b'\n', bytes)? + 1;
     Some((&bytes[..first], &bytes[first..last], &bytes[last..]))
 }
 
-/// Counts lines, in any pieces.
+/// Counts matching lines, in any pieces of the input.
 #[derive(Debug)]
 struct LineCounter {
     search: LineSearch,
     found: GrepState,
 }
 
-/// Partial state: number of matching lines, and stretches of processed bytes, by their first byte.
+/// Partial state of `grep`: number of matching lines, and stretches of processed bytes, by the offset of their first byte.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct GrepState {
     lines: u64,
     stretches: BTreeMap<u64, LineStretch>,
 }
 
-/// Lines at the ends of a stretch, which may be parts of lines.
+/// Lines at the two ends of a processed stretch, which may be parts of lines.
 #[derive(Debug, Serialize, Deserialize)]
 struct LineStretch {
     end: u64,
-    /// Bytes up to and including the first newline; all if there is none.
+    /// Bytes up to and including the first newline; all bytes if there is no newline.
     head: Vec<u8>,
-    /// Bytes after the last newline, if there is one.
+    /// Bytes after the last newline, if there is any.
     tail: Option<Vec<u8>>,
 }
 
 impl LineCounter {
-    /// Adds a stretch and joins it with its neighbours.
+    /// Adds a processed stretch and joins it with its neighbours.
     fn join(&mut self, mut start: u64, mut stretch: LineStretch) -> Result<(), BuiltinError> {
         if let Some(after) = self.found.stretches.remove(&stretch.end) {
             stretch = self.joined(stretch, after)?;
@@ -313,19 +313,19 @@ impl Fold for LineCounter {
     }
 }
 
-/// Writes lines, or their offsets, as they arrive.
+/// Writes matching lines, or their offsets, as they arrive.
 #[derive(Debug)]
 struct LineWriter {
     search: LineSearch,
     show: GrepOutput,
-    /// Start of the current line.
+    /// Start of the current line, whose end has not arrived.
     begun: Vec<u8>,
-    /// Offset of that line in the input.
+    /// Offset of the current line in the input.
     offset: u64,
 }
 
 impl LineWriter {
-    /// Searches whole lines; only the last may have no newline.
+    /// Searches whole lines; only the last line may have no newline.
     fn search(&mut self, lines: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let (show, start) = (self.show, self.offset);
         self.offset += lines.len() as u64;
@@ -362,7 +362,7 @@ impl Stream for LineWriter {
         Ok(())
     }
 
-    /// Ends the line with its file, so that offsets are those in the file.
+    /// Ends the current line at the end of a file, so that offsets count within the next file.
     fn next_input(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         let begun = std::mem::take(&mut self.begun);
         self.search(&begun, out)?;

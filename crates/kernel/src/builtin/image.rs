@@ -15,7 +15,7 @@ use crate::loops::edges::canny::canny;
 use crate::loops::edges::sobel::sobel;
 use crate::loops::simd::Level;
 
-/// This group's part of the table.
+/// Kernel `edges`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "edges",
     revision: 1,
@@ -80,7 +80,7 @@ fn edges(
         .map_err(BuiltinError::Write)
 }
 
-/// Returns a threshold of gradients; no gradient is longer than 2040.
+/// Returns a threshold for the length of gradients; no gradient is longer than 2040.
 fn threshold(options: &KernelOptions, key: &'static str) -> Result<i16, BuiltinError> {
     const VALID: &str = "a number from 0 to 32767";
     let value: Option<i16> = options.number(key, VALID)?;

@@ -20,7 +20,7 @@ use crate::loops::product::{Computed, Panel, RealNumber, add_rows};
 use crate::loops::simd::{Level, SimdPass, run};
 use crate::threads::{Pile, in_threads};
 
-/// This group's part of the table.
+/// Kernel `kmeans`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "kmeans",
     revision: 2,
@@ -86,13 +86,13 @@ const KMEANS: &[KernelArgument] = &[
 const COLUMNS_MAX: usize = 4096;
 const CLUSTERS_MAX: usize = 65_536;
 
-/// Number of rows in a part; the sums of parts are combined in order.
+/// Number of rows in a part of the matrix; the sums of parts are combined in order.
 const PART_ROWS: usize = 1 << 13;
 
 /// Approximate number of values that are processed at a time; they stay in the first-level cache.
 const PANEL_VALUES: usize = 1 << 11;
 
-/// Number of rows among which k-means++ chooses.
+/// Maximum number of rows among which k-means++ chooses the first centres.
 const SAMPLE_ROWS: usize = 1 << 16;
 
 fn kmeans(
@@ -125,7 +125,7 @@ struct Clustering<'a, T: Computed> {
     matrix: &'a RowMatrix,
     missing: Option<T>,
     threads: usize,
-    /// Values that are subtracted from each column.
+    /// Values that are subtracted from each column before the computation.
     shift: Vec<T::Real>,
 }
 
@@ -135,13 +135,13 @@ struct RowsResult {
     /// Sums of the rows of each cluster.
     sums: Vec<f64>,
     counts: Vec<u64>,
-    /// Sum of the squared distances from the centres, if requested.
+    /// Sum of the squared distances of the rows from their centres, if requested.
     squares: f64,
-    /// Labels, if requested.
+    /// Cluster label of each row, if requested.
     labels: Vec<i32>,
 }
 
-/// Results of a pass in addition to the number of rows in each cluster.
+/// Results that a pass returns in addition to the number of rows in each cluster.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum PassResults {
     Counts,
@@ -217,7 +217,7 @@ impl<T: Computed> Clustering<'_, T> {
         missing.is_some_and(|missing| any(row, |value: T| value.same(missing)))
     }
 
-    /// Does work on each part of the rows, given the number of its first row, on all threads; returns the results in order.
+    /// Calls `work` for each part of the rows with the number of its first row, on all threads; returns the results in order.
     fn parts<O: Send>(&self, work: impl Fn(usize, &[u8]) -> O + Sync) -> Vec<O> {
         let mut first = 0;
         let mut parts: Vec<_> = self
@@ -246,7 +246,7 @@ impl<T: Computed> Clustering<'_, T> {
         done.into_iter().map(|(_, found)| found).collect()
     }
 
-    /// Returns the number of rows that count, the mean of each column, and the mean of their variances, if requested.
+    /// Returns the number of rows that count, the mean of each column, and the mean of the columns' variances, if requested.
     #[allow(clippy::cast_precision_loss, reason = "counts are divisors here")]
     fn overview(&self, variance: bool) -> Result<(u64, Vec<f64>, f64), BuiltinError> {
         let columns = self.matrix.columns();
@@ -293,7 +293,7 @@ impl<T: Computed> Clustering<'_, T> {
         )
     }
 
-    /// Passes on some rows at a time, without skipped ones, and a mask of the skipped ones.
+    /// Passes on some rows at a time, without skipped rows, and a mask of the skipped rows.
     fn panels(&self, part: &[u8], mut work: impl FnMut(&[u8], &[bool])) {
         let row = self.matrix.row_bytes();
         let rows = (PANEL_VALUES / self.matrix.columns()).next_multiple_of(64);
@@ -315,7 +315,7 @@ impl<T: Computed> Clustering<'_, T> {
         }
     }
 
-    /// Returns the centres from an input, minus the shift.
+    /// Returns the first centres from an input, minus the shift.
     fn start(
         &self,
         options: &KernelOptions,
@@ -349,7 +349,7 @@ impl<T: Computed> Clustering<'_, T> {
         Ok(centres)
     }
 
-    /// Returns centres that k-means++ chooses among the `there` rows that count, minus the shift.
+    /// Returns the first centres that k-means++ chooses among the `there` rows that count, minus the shift.
     fn choose(&self, there: u64, k: usize, seed: u64) -> Vec<f64> {
         let columns = self.matrix.columns();
         let step = there.div_ceil(SAMPLE_ROWS.max(2 * k) as u64);
@@ -375,7 +375,7 @@ impl<T: Computed> Clustering<'_, T> {
         plus_plus(&sample, columns, k, seed)
     }
 
-    /// Finds the nearest centre of each row.
+    /// Finds the nearest centre of each row, and returns the requested results.
     fn pass(&self, centres: &[f64], look: PassResults) -> RowsResult {
         let columns = self.matrix.columns();
         let k = centres.len() / columns;
@@ -480,7 +480,7 @@ impl<T: Computed> Clustering<'_, T> {
 }
 
 impl RowsResult {
-    /// Combines this part and the next one.
+    /// Combines the results of this part and the next part.
     fn with(mut self, after: Self) -> Self {
         self.sums
             .iter_mut()
@@ -496,7 +496,7 @@ impl RowsResult {
     }
 }
 
-/// Writes the clusters of rows, and -1 for skipped rows.
+/// Writes the cluster label of each row, and -1 for skipped rows.
 fn label(nearest: &[u32], passed: &[bool], labels: &mut Vec<i32>) {
     let mut nearest = nearest
         .iter()
@@ -533,7 +533,7 @@ fn distance<R: RealNumber>(row: &[R], centre: &[f64]) -> f64 {
         .sum()
 }
 
-/// Adds rows to the sums of their clusters, which are as wide as the panel.
+/// Adds rows to the sums of their clusters; the sums are as wide as the panel.
 struct Gather<'a, R> {
     panel: &'a Panel<R>,
     clusters: &'a [u32],
@@ -557,7 +557,7 @@ impl<R: RealNumber> SimdPass for Gather<'_, R> {
     }
 }
 
-/// Chooses `k` rows: each next one with a probability in proportion to its squared distance from the nearest chosen row.
+/// Chooses `k` rows: each next row with a probability in proportion to its squared distance from the nearest chosen row.
 fn plus_plus(rows: &[f64], columns: usize, k: usize, seed: u64) -> Vec<f64> {
     let rows: Vec<&[f64]> = rows.chunks_exact(columns).collect();
     let mut chance = SplitMix(seed);

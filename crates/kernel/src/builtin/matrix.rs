@@ -7,7 +7,7 @@ use super::values::size_of_dtype;
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
-/// Rows of values; each file contains whole rows.
+/// Matrix of values in rows; each file contains whole rows.
 #[derive(Debug)]
 pub(super) struct RowMatrix {
     files: Vec<SeriesInputs>,
@@ -52,13 +52,13 @@ impl RowMatrix {
         bytes / self.row_bytes()
     }
 
-    /// Returns all rows, at most `rows` at a time; the blocks are always the same.
+    /// Returns all rows of the matrix, at most `rows` at a time; the blocks are the same in every pass.
     pub(super) fn blocks(&self, rows: usize) -> impl Iterator<Item = &[u8]> {
         let files = self.files.iter();
         files.flat_map(move |file| file.chunks(rows * self.row_bytes()))
     }
 
-    /// Returns values in little-endian order.
+    /// Returns values in little-endian byte order.
     pub(super) fn little<'a>(&self, values: &'a [u8], swapped: &'a mut Vec<u8>) -> &'a [u8] {
         if !self.big {
             return values;
@@ -69,7 +69,7 @@ impl RowMatrix {
     }
 }
 
-/// Returns whether a condition is true for any value.
+/// Returns whether the condition `is` is true for any value.
 pub(super) fn any<T: Number>(values: &[u8], is: impl Fn(T) -> bool) -> bool {
     // Each piece is examined completely, so that vectors can be used.
     let found = |piece: &[u8]| {

@@ -1,7 +1,7 @@
-//! Built-in kernels. They run in a confined process of their own like all others; see `child`.
+//! Built-in kernels. They run in a separate confined process like all other kernels; see `child`.
 //!
-//! Each group has a file and its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`) or text, from all inputs in
-//! order as one series; see `values`.
+//! Each group of kernels has a file and its part of the table. Numeric kernels read raw arrays (`dtype=`, default `f64`) or text, from all
+//! inputs in order as one series; see `values`.
 
 pub(crate) mod chain;
 mod cipher;
@@ -37,7 +37,7 @@ use table::{KernelOptions, ReadyKernel};
 
 use crate::fold::{Folding, Streaming};
 
-/// All kernels, one group for each file.
+/// All built-in kernels, one group for each file.
 static GROUPS: &[&[BuiltinKernel]] = &[
     cipher::KERNELS,
     codec::KERNELS,
@@ -71,16 +71,16 @@ pub fn builtin_names() -> Vec<&'static str> {
     builtin_kernels().iter().map(|kernel| kernel.name).collect()
 }
 
-/// Returns whether there is a built-in kernel of this name.
+/// Returns whether a built-in kernel of this name exists.
 #[must_use]
 pub fn is_builtin(name: &str) -> bool {
     find(name).is_ok()
 }
 
-/// Checks the arguments of a built-in kernel: whether it knows them, and their values if those are a choice.
+/// Checks the arguments of a built-in kernel: whether the kernel knows them, and the values of arguments with a fixed set of values.
 ///
 /// # Errors
-/// If there is no such kernel, or if an argument is invalid.
+/// If no kernel of this name exists, or if an argument is invalid.
 pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> {
     match partial::asked(args) {
         Some((_, args)) => fold_builtin(name, args).map(drop),
@@ -91,17 +91,17 @@ pub fn check_arguments(name: &str, args: &[String]) -> Result<(), BuiltinError> 
 /// Number format that a built-in kernel reads, according to its arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KernelInputFormat {
-    /// Type of its values, in the notation of `dtype=`.
+    /// Type of the kernel's input values, in the notation of `dtype=`.
     pub dtype: String,
-    /// Whether the most significant byte is first.
+    /// Whether the most significant byte of a value is first.
     pub big_endian: bool,
-    /// Whether the kernel can skip a value that means missing.
+    /// Whether the kernel can skip a value that stands for missing values.
     pub passes_over: bool,
-    /// Value of its argument `missing=`, which it leaves out.
+    /// Value of the kernel's argument `missing=`, which the kernel leaves out.
     pub missing: Option<String>,
 }
 
-/// Returns the number format that a built-in kernel reads; `None` if it reads no numbers, or if its arguments are wrong.
+/// Returns the number format that a built-in kernel reads; `None` if the kernel reads no numbers, or if its arguments are wrong.
 #[must_use]
 pub fn reads_numbers(name: &str, args: &[String]) -> Option<KernelInputFormat> {
     let options = KernelOptions::parse(find(name).ok()?, args).ok()?;
@@ -158,10 +158,10 @@ pub fn run_builtin(
     }
 }
 
-/// Starts a built-in kernel that accepts its input in pieces, at offsets, in any order. Numbers must be binary.
+/// Starts a built-in kernel that accepts its input in pieces, at offsets, in any order. Input numbers must be binary.
 ///
 /// # Errors
-/// If there is no such kernel, if it is no fold, or if the arguments are invalid.
+/// If no kernel of this name exists, if it is no fold, or if the arguments are invalid.
 pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError> {
     let kernel = find(name)?;
     let options = KernelOptions::parse(kernel, args)?;
@@ -185,10 +185,10 @@ pub fn fold_builtin(name: &str, args: &[String]) -> Result<Folding, BuiltinError
     Ok(Folding { fold, key })
 }
 
-/// Starts a built-in kernel that processes bytes as they are written to it, and writes its output to `next`.
+/// Starts a built-in kernel that processes bytes as they are written to it, and that writes its output to `next`.
 ///
 /// # Errors
-/// If there is no such kernel, if it is no stream, or if the arguments are invalid.
+/// If no kernel of this name exists, if it is no stream, or if the arguments are invalid.
 pub fn stream_builtin<W: Write>(
     name: &str,
     args: &[String],

@@ -1,5 +1,5 @@
-//! Folds over data on several nodes: a task instance folds its piece, as bytes of the whole, and writes its partial state; one more task
-//! merges the states. By the merge invariance of folds the result is that over the whole, bit for bit.
+//! Folds over data on several nodes: a task instance folds its piece, as bytes of the whole data, and writes its partial state; one more
+//! task merges the states. By the merge invariance of folds the result equals the result over the whole data, bit for bit.
 
 use std::io::Write;
 
@@ -7,22 +7,22 @@ use super::series::open;
 use super::{BuiltinError, fold_builtin};
 use serde::Deserialize;
 
-/// First argument of a kernel that writes the partial state of a task instance's piece, as the reader of job scripts writes it
+/// First argument of a kernel that writes the partial state of a task instance's piece, as the parser of job scripts writes it
 /// (`tidemill_core::job`).
 pub const PARTIAL: &str = " partial";
-/// First argument of a kernel that makes the result of such states.
+/// First argument of a kernel that merges the partial states of task instances into the result.
 pub const MERGE: &str = " merge";
 /// Number of bytes that a fold processes at a time.
 const TAKEN_BYTES: usize = 8 << 20;
 
-/// Part of a fold's work that a run does.
+/// Part of a fold's work that a run of the kernel does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PartialKind {
     State,
     Result,
 }
 
-/// Returns the part of its work that a kernel does, and its own arguments; `None`: all of it.
+/// Returns the part of its work that a kernel does, and the kernel's own arguments; `None` if the kernel does all of its work.
 pub(super) fn asked(args: &[String]) -> Option<(PartialKind, &[String])> {
     let (first, rest) = args.split_first()?;
     match first.as_str() {
@@ -63,38 +63,38 @@ pub(super) fn run(
         .map_err(BuiltinError::Write)
 }
 
-/// Part of a file, or of a variable, that an input contains, in the form of `TIDEMILL_LAYOUT`.
+/// Part of a file, or of a variable, that an input of a task contains, in the form of `TIDEMILL_LAYOUT`.
 #[derive(Debug, Default, Deserialize)]
 pub(super) struct Laid {
     input: String,
-    /// Part of a striped file: its number, the number of parts, and the size of a stripe in bytes.
+    /// Part of a striped file: the part's number, the number of parts, and the size of a stripe in bytes.
     part: Option<u64>,
     unit: Option<u64>,
     width: Option<u64>,
-    /// Ranges of the part, or of the file.
+    /// Byte ranges of the part, or of the file.
     bytes: Option<Vec<(u64, u64)>>,
-    /// Whether there are more ranges than the list contains.
+    /// Whether there are more byte ranges than the list contains.
     #[serde(default)]
     more: bool,
-    /// Size of the values of a variable, in bytes.
+    /// Size of a value of the variable, in bytes.
     itemsize: Option<u64>,
     #[serde(default)]
     shape: Vec<u64>,
     chunks: Option<Vec<Corner>>,
 }
 
-/// Values of a variable: a box of it, or, if the shape is a single number, contiguous ones.
+/// Values of a variable: a box of indices, or, if the shape is a single number, contiguous values.
 #[derive(Debug, Deserialize)]
 struct Corner {
     start: Vec<u64>,
     shape: Vec<u64>,
 }
 
-/// Bytes of an input and their positions in the whole: start, length, start in the whole.
+/// Byte ranges of an input and their positions in the whole data: start, length, start in the whole.
 pub(super) type InputExtents = Vec<(usize, usize, u64)>;
 
 impl Laid {
-    /// Returns the layout of an input; without an entry, all bytes keep their positions.
+    /// Returns the layout of an input of the task; an input without a layout has all of its bytes at their own positions.
     fn of(input: &str) -> Result<Self, BuiltinError> {
         let Ok(text) = std::env::var("TIDEMILL_LAYOUT") else {
             return Ok(Self::default());
@@ -106,12 +106,12 @@ impl Laid {
             .unwrap_or_default())
     }
 
-    /// Parses one entry of that variable.
+    /// Parses one entry of the variable `TIDEMILL_LAYOUT`.
     pub(super) fn read(text: &str) -> Result<Self, BuiltinError> {
         serde_json::from_str(text).map_err(|_| unknown())
     }
 
-    /// Returns the positions of `length` bytes of the input.
+    /// Returns the positions of `length` bytes of the input in the whole data.
     pub(super) fn extents(&self, length: usize) -> Result<InputExtents, BuiltinError> {
         if self.more {
             return Err(unknown());
@@ -196,7 +196,7 @@ struct ExtentCursor {
 }
 
 impl ExtentCursor {
-    /// Takes the next bytes, as many as there are.
+    /// Adds the next bytes of the input at `offset` of the whole data.
     fn take(&mut self, length: u64, offset: u64) -> Result<(), BuiltinError> {
         let length = usize::try_from(length).map_err(|_| unknown())?;
         let end = self

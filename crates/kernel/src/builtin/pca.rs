@@ -30,7 +30,7 @@ use crate::loops::number::{Number, decimal};
 use crate::loops::product::{Columns, Computed, Panel, RealNumber, multiply};
 use crate::loops::simd::Level;
 
-/// This group's part of the table.
+/// Kernel `pca`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "pca",
     revision: 2,
@@ -67,7 +67,7 @@ const PCA: &[KernelArgument] = &[
     },
 ];
 
-/// Maximum number of columns: their covariances have 8 MiB.
+/// Maximum number of columns: the covariances of so many columns take 8 MiB.
 const COLUMNS_MAX: usize = 1024;
 
 /// Approximate number of values in a run, whose products are summed in the type of the computation.
@@ -100,7 +100,7 @@ fn columns(options: &KernelOptions) -> Result<(usize, usize), BuiltinError> {
     Ok((columns, components))
 }
 
-/// Makes the fold, with the form of its result.
+/// Returns the fold that computes covariances, with the form of its result.
 fn covariances(options: &KernelOptions) -> Result<ReadyKernel, BuiltinError> {
     let (columns, components) = columns(options)?;
     let settings = PcaSettings {
@@ -131,16 +131,16 @@ struct PcaSettings {
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 struct RowMoments {
     rows: u64,
-    /// Values near the means.
+    /// Values near the means of the columns.
     near: Vec<f64>,
-    /// Distances of the means from those values.
+    /// Distances of the means from the values in `near`.
     off: Vec<f64>,
     /// Sums of products of distances from the means, for each column and the columns from it on, row by row.
     scatter: Vec<f64>,
 }
 
 impl RowMoments {
-    /// Combines these rows and the rows after them.
+    /// Combines the moments of these rows and of the rows after them.
     #[allow(clippy::cast_precision_loss, reason = "counts are weights here")]
     fn with(mut self, after: &Self) -> Self {
         if after.rows == 0 {
@@ -176,7 +176,7 @@ impl RowMoments {
     }
 }
 
-/// Squares are too small or too large for the type.
+/// Squares of a block are too small or too large for the type of the computation.
 struct Unfit;
 
 /// Computes mean and scatter of a block in `R`.
@@ -233,7 +233,7 @@ fn moments_in<T: Number, R: RealNumber>(
     Ok(moments)
 }
 
-/// Partial state.
+/// Partial state of `pca`: covariances of the processed rows.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Covariances<T: Computed> {
@@ -241,13 +241,13 @@ struct Covariances<T: Computed> {
     settings: PcaSettings,
     #[serde(skip)]
     missing: Option<T>,
-    /// Number of processed values.
+    /// Number of values processed so far.
     values: u64,
-    /// Index of the first value that is not finite.
+    /// Index of the first value that is not finite, if any.
     bad: Option<u64>,
-    /// Parts of blocks, by block and by the index of the first value.
+    /// Bytes of incomplete blocks, by block and by the index of the first value.
     parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
-    /// Results of `2^level` blocks each, by level and number.
+    /// Moments of `2^level` blocks each, by level and number.
     nodes: BTreeMap<(u8, u64), RowMoments>,
     #[serde(skip)]
     groups: Groups<T::Real>,
@@ -297,7 +297,7 @@ impl<T: Computed> Covariances<T> {
         })
     }
 
-    /// Adds the results of `2^level` blocks, and combines them with their pair, as far as pairs are complete.
+    /// Adds the moments of `2^level` blocks, and combines them with their pair, as far as pairs are complete.
     fn insert(&mut self, mut level: u8, mut index: u64, mut moments: RowMoments) {
         while let Some(other) = self.nodes.remove(&(level, index ^ 1)) {
             moments = if index & 1 == 1 {
@@ -311,7 +311,7 @@ impl<T: Computed> Covariances<T> {
         self.nodes.insert((level, index), moments);
     }
 
-    /// Keeps a part of a block, or processes the block if it is complete.
+    /// Keeps a part of a block, or processes the block if all of its parts have arrived.
     fn keep(&mut self, first: u64, values: Vec<u8>) {
         let most = self.block_values();
         let number = first / most as u64;
@@ -324,7 +324,7 @@ impl<T: Computed> Covariances<T> {
         }
     }
 
-    /// Returns the combination of all results, at the end.
+    /// Returns the combined moments of all blocks, at the end of the input.
     fn all(mut self) -> Result<RowMoments, BuiltinError> {
         let columns = self.settings.columns as u64;
         if !self.values.is_multiple_of(columns) {
@@ -403,7 +403,7 @@ impl<T: Computed> Take<T> for Covariances<T> {
     }
 }
 
-/// Writes numbers as a line, or raw.
+/// Writes numbers as a line of text, or raw.
 fn write_row(row: &[f64], raw: bool, out: &mut dyn Write) -> Result<(), BuiltinError> {
     if raw {
         let bytes: Vec<u8> = row.iter().flat_map(|value| value.to_le_bytes()).collect();
@@ -413,7 +413,7 @@ fn write_row(row: &[f64], raw: bool, out: &mut dyn Write) -> Result<(), BuiltinE
     writeln!(out, "{}", words.join(" ")).map_err(BuiltinError::Write)
 }
 
-/// Components with the largest variance.
+/// Principal components with the largest variance.
 struct Components {
     columns: usize,
     total: f64,
@@ -456,7 +456,7 @@ impl Components {
 /// Number of rows that are projected at a time.
 const ROWS_AT_ONCE: usize = 1024;
 
-/// Projects each row on the components, in a second pass; writes NaN for skipped rows.
+/// Projects each row on the components, in a second pass over the input; writes NaN for skipped rows.
 fn project(
     options: &KernelOptions,
     inputs: &[String],

@@ -11,7 +11,7 @@ use crate::reduction::{CellRange, Netcdf, QueryText, ReductionQuery, ResultForma
 use rustix::fs::{Mode, OFlags};
 use tidemill_format::zarr::METADATA;
 
-/// This group's part of the table.
+/// Kernel `reduce`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "reduce",
     revision: 4,
@@ -169,7 +169,7 @@ fn reduce(
     table.write(form, out).map_err(wrong)
 }
 
-/// Writes a result with parts that are too large to be found at once, through a file without a name.
+/// Writes a result with parts that are too large to be computed at once, through a file without a name.
 fn large(
     (queries, files): (&[ReductionQuery], &[(String, LocalInput)]),
     parts: &[ResultTable],
@@ -207,7 +207,7 @@ enum ReduceSource<'a> {
     Zarr(&'a str),
 }
 
-/// Returns the sources. The topmost directory that contains metadata of a Zarr array is one source with all its contents.
+/// Returns the sources of a reduction. The topmost directory that contains metadata of a Zarr array is one source with all its contents.
 fn sources(inputs: &[String]) -> Vec<ReduceSource<'_>> {
     let metadata = inputs.iter().filter_map(|input| input.rsplit_once('/'));
     let metadata = metadata.filter(|(_, name)| METADATA.contains(name));
@@ -246,7 +246,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn zarr_files_form_one_source() {
+    fn reduce_kernel_treats_zarr_files_as_one_source() {
         let inputs = [
             "a.nc",
             "z/zarr.json",
@@ -280,7 +280,7 @@ mod tests {
         }
     }
 
-    /// The largest value of each row, as zarr-python reads the rows. Some chunks of the Zarr were never written.
+    /// The kernel gives the largest value of each row, as zarr-python reads the rows. Some chunks of the Zarr array were never written.
     #[test]
     fn zarr_directory_is_reduced() {
         let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures");

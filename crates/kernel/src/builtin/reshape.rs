@@ -27,7 +27,7 @@ use crate::loops::subset::DimensionSpan;
 use crate::loops::swap::swap;
 use crate::loops::transpose::ColumnBlock;
 
-/// This group's part of the table.
+/// Kernels `scale`, `cast`, `sort`, `subset` and `transpose`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "cast",
@@ -140,7 +140,7 @@ const TRANSPOSE: &[KernelArgument] = &[KernelArgument {
     help: "values in a row of the input",
 }];
 
-/// Only the byte order: these kernels use all values, so no value means missing.
+/// Argument for the byte order only: these kernels use all values, so no value stands for missing values.
 const BYTE_ORDER: &[KernelArgument] = &[ORDER[0]];
 
 const SORT: &[KernelArgument] = &[
@@ -186,7 +186,7 @@ fn sort(
     })
 }
 
-/// Sorts decimal numbers; each is a line of the result.
+/// Sorts decimal numbers of text; each number is a line of the result.
 fn sort_text(
     inputs: &[String],
     limit: usize,
@@ -213,8 +213,8 @@ fn sort_text(
     })
 }
 
-/// Returns the size of a result that this process has memory for, in bytes: two fifths of its memory, because gathered values need as
-/// much as the result, and scratch memory half of it.
+/// Returns the size of a result that this process has memory for, in bytes: two fifths of its memory, because gathered values need as much
+/// as the result, and scratch memory half of it.
 fn memory_limit() -> usize {
     let limit = getrlimit(Resource::Data).current.unwrap_or(u64::MAX);
     usize::try_from(limit / 5 * 2).unwrap_or(usize::MAX)
@@ -222,13 +222,13 @@ fn memory_limit() -> usize {
 
 type ConvertValue = Box<dyn FnMut(&[u8], &mut Vec<u8>) + Send>;
 
-/// Maps values to as many values, as they arrive.
+/// Maps each input value to an output value, as values arrive.
 struct ValueMap {
     size: usize,
-    /// Bytes of an incomplete value.
+    /// Bytes of an incomplete value at the end of the input so far.
     torn: Vec<u8>,
     given: Vec<u8>,
-    /// Appends the results for whole values.
+    /// Function that appends the results for whole values.
     each: ConvertValue,
 }
 
@@ -279,7 +279,7 @@ impl Stream for ValueMap {
     }
 }
 
-/// Number of bytes that are processed at a time: a file written in pieces of this size is read fastest later.
+/// Number of bytes that are written at a time: a file written in pieces of this size is read fastest later.
 const PIECE_BYTES: usize = 1 << 20;
 
 fn map(
@@ -294,7 +294,7 @@ fn map(
     })
 }
 
-/// Refuses text, because these kernels write raw values for raw values.
+/// Returns an error if the input is text, because these kernels write raw values for raw values.
 fn binary(options: &KernelOptions) -> Result<(), BuiltinError> {
     if options.is("dtype", "text") {
         let valid = DTYPES.trim_end_matches(", text");
@@ -402,7 +402,7 @@ fn subset(
         .map_err(BuiltinError::Write)
 }
 
-/// Returns the part of an array of `values` that the arguments select.
+/// Returns the part of an array of `values` values that the arguments select.
 fn spans(options: &KernelOptions, values: usize) -> Result<Vec<DimensionSpan>, BuiltinError> {
     const VALID: &str = "numbers with x between them, one for each dimension";
     let list = |key, default: Vec<usize>| match options.text(key) {
@@ -447,7 +447,7 @@ fn spans(options: &KernelOptions, values: usize) -> Result<Vec<DimensionSpan>, B
     Ok(spans)
 }
 
-/// Number of bytes of result rows that are made at a time.
+/// Number of bytes of result rows that are computed at a time.
 const BAND_BYTES: usize = 16 << 20;
 
 fn transpose(

@@ -95,7 +95,7 @@ const SAMPLE: &[KernelArgument] = &[
     },
 ];
 
-/// This group's part of the table.
+/// Kernels `filter`, `topk` and `sample`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     BuiltinKernel {
         name: "filter",
@@ -154,7 +154,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     },
 ];
 
-/// Returns the set that the arguments of `filter` describe.
+/// Returns the set of values that the arguments of `filter` describe.
 fn set<T: Number>(options: &KernelOptions) -> Result<Set<T>, BuiltinError> {
     let mut all: Option<Set<T>> = None;
     let mut add =
@@ -210,10 +210,10 @@ fn filter(options: &KernelOptions) -> Result<ReadyKernel, BuiltinError> {
     .map(ReadyKernel::Stream)
 }
 
-/// Number of bytes that are processed at a time.
+/// Number of bytes of values that are processed at a time.
 const BLOCK_BYTES: usize = 16 << 10;
 
-/// Counts the values in a set.
+/// Fold that counts the values in a set.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct SetCounter<T: Number> {
@@ -246,7 +246,7 @@ impl<T: Number> Take<T> for SetCounter<T> {
     }
 }
 
-/// Form of the output.
+/// Form of the output of `filter`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum SelectOutput {
     Raw,
@@ -254,13 +254,13 @@ enum SelectOutput {
     Index,
 }
 
-/// Writes the values in a set as they arrive.
+/// Stream that writes the values in a set as they arrive.
 #[derive(Debug)]
 struct SetFilter<T> {
     set: Set<T>,
     show: SelectOutput,
     big_endian: bool,
-    /// Bytes of an incomplete value.
+    /// Bytes of an incomplete value at the end of the input so far.
     torn: Vec<u8>,
     swapped: Vec<u8>,
     kept: Vec<u8>,
@@ -268,7 +268,7 @@ struct SetFilter<T> {
 }
 
 impl<T: Number> SetFilter<T> {
-    /// Processes whole values.
+    /// Processes whole values of the input.
     fn values(&mut self, values: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         for block in values.chunks(BLOCK_BYTES) {
             let (mut swapped, mut kept) = (
@@ -361,7 +361,7 @@ impl<T: Number> Stream for SetFilter<T> {
     }
 }
 
-/// Best values so far.
+/// Best values of `topk` so far.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Best<T: Number> {
@@ -371,9 +371,9 @@ struct Best<T: Number> {
     largest: bool,
     #[serde(skip)]
     missing: Option<T>,
-    /// Values with their indices, at least the best `k`.
+    /// Values with their indices: at least the best `k` of the values so far.
     held: Vec<(T, u64)>,
-    /// Worst of the best `k`, if there are as many.
+    /// Worst of the best `k` values, if there are so many values.
     #[serde(skip)]
     worst: Option<(T, u64)>,
 }
@@ -393,7 +393,7 @@ impl<T: Number> Best<T> {
         values.unwrap_or(Ordering::Equal).then(a.1.cmp(&b.1))
     }
 
-    /// Drops all values except the best.
+    /// Drops all values except the best `k`.
     fn prune(&mut self) {
         let mut held = std::mem::take(&mut self.held);
         held.sort_unstable_by(|a, b| self.order(*a, *b));
@@ -470,7 +470,7 @@ impl<T: Number> Take<T> for Best<T> {
     }
 }
 
-/// Sample: the values whose indices have the smallest hashes, as if each drew a lot.
+/// Sample of the values: the values whose indices have the smallest hashes, as if each index drew a random number.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct SampleValues<T: Number> {
@@ -484,16 +484,16 @@ struct SampleValues<T: Number> {
     big_endian: bool,
     #[serde(skip)]
     missing: Option<T>,
-    /// Lot, index and value; at least the `n` smallest lots.
+    /// Hash, index and value of at least the `n` smallest hashes so far.
     held: Vec<(u64, u64, T)>,
-    /// Largest of the `n` smallest lots, if there are as many.
+    /// Largest of the `n` smallest hashes, if there are so many values.
     #[serde(skip)]
     largest: Option<u64>,
     #[serde(skip)]
     type_: PhantomData<T>,
 }
 
-/// Returns the lot of an index: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), which maps no two indices to one lot.
+/// Returns the hash of an index: the finaliser of SplitMix64 (Steele, Lea and Flood 2014), which never maps two indices to the same hash.
 fn lot(seed: u64, index: u64) -> u64 {
     let mut mixed =
         (index ^ seed.wrapping_mul(0xd134_2543_de82_ef95)).wrapping_add(0x9e37_79b9_7f4a_7c15);

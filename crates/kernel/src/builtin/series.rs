@@ -14,7 +14,7 @@ use super::values::size_of_dtype;
 use crate::fold::{Fold, Stream};
 use crate::threads::{Pile, in_threads};
 
-/// File that is mapped for reading. Inputs are sealed, so no process changes or truncates them during that time.
+/// File that is mapped for reading. Inputs are sealed, so no process changes or truncates the file while it is mapped.
 #[derive(Debug)]
 pub(crate) struct SeriesFile {
     start: *const u8,
@@ -39,7 +39,7 @@ impl SeriesFile {
         Ok(mapped)
     }
 
-    /// Maps bytes of a file from a multiple of the page size on; an empty range needs no mapping.
+    /// Maps a byte range of a file from a multiple of the page size on; an empty range needs no mapping.
     ///
     /// # Errors
     /// If the bytes cannot be mapped.
@@ -100,7 +100,7 @@ impl Drop for SeriesFile {
 /// Number of bytes that a thread processes at a time.
 const SHARE_BYTES: usize = 8 << 20;
 
-/// Number of bytes of numbers from text that are passed on at a time.
+/// Number of bytes of numbers parsed from text that are passed on at a time.
 const PIECE_BYTES: usize = 32 << 10;
 
 pub(crate) fn open(name: &str) -> Result<SeriesFile, BuiltinError> {
@@ -110,7 +110,7 @@ pub(crate) fn open(name: &str) -> Result<SeriesFile, BuiltinError> {
     })
 }
 
-/// Adds all inputs to a fold. If `threads=` says so, each thread has a fold, and their states are merged.
+/// Adds all inputs to a fold. If `threads=` is more than one, each thread has a fold, and the states of the folds are merged.
 pub(crate) fn fold(
     inputs: &[String],
     input: FoldInput,
@@ -145,7 +145,7 @@ pub(crate) fn fold(
     Ok(fold)
 }
 
-/// Adds a file to a fold, one share at a time on any free thread.
+/// Adds a file to a fold, one share of bytes at a time on any free thread.
 fn share(
     offset: u64,
     file: &[u8],
@@ -178,7 +178,7 @@ fn share(
     states.into_iter().try_for_each(|state| fold.merge(&state?))
 }
 
-/// Pushes all inputs through a stream.
+/// Passes all inputs through a stream, which writes its output.
 pub(crate) fn stream(
     inputs: &[String],
     input: FoldInput,
@@ -201,7 +201,7 @@ pub(crate) fn stream(
     Ok(())
 }
 
-/// All inputs in memory: mapped, or converted from text to little-endian `f64`.
+/// All inputs of a kernel in memory: mapped, or converted from text to little-endian `f64`.
 #[derive(Debug)]
 pub(crate) enum SeriesInputs {
     Mapped(SeriesFile),
@@ -219,7 +219,7 @@ impl Deref for SeriesInputs {
     }
 }
 
-/// Returns all inputs, for kernels that read them several times.
+/// Returns all inputs in memory, for kernels that read them several times.
 pub(crate) fn memory(
     inputs: &[String],
     options: &KernelOptions,
@@ -240,7 +240,7 @@ pub(crate) fn memory(
     inputs.iter().map(map).collect()
 }
 
-/// Checks that a file contains whole values.
+/// Checks that a file contains a whole number of values.
 pub(crate) fn whole_values(name: &str, file: &[u8], size: usize) -> Result<(), BuiltinError> {
     if file.len().is_multiple_of(size) {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Kernel `heartbeat`: R peaks of an electrocardiogram with one lead; all inputs are one series. It writes the index of each peak, from
-//! 0, in a line each, or as raw little-endian `f64`. Missing (or NaN) samples count as the previous sample.
+//! Kernel `heartbeat`: R peaks of an electrocardiogram with one lead; all inputs are one series. The output is the index of each peak, from
+//! 0, in a line each, or as raw little-endian `f64`. A missing (or NaN) sample counts as the previous sample.
 
 use std::io::Write;
 
@@ -11,7 +11,7 @@ use crate::loops::heartbeat::{RATE_AT_LEAST, RATE_AT_MOST, r_peaks};
 use crate::loops::number::Number;
 use crate::loops::swap::swap;
 
-/// This group's part of the table.
+/// Kernel `heartbeat`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "heartbeat",
     revision: 1,
@@ -50,7 +50,7 @@ fn heartbeat(
     out.write_all(lines.as_bytes()).map_err(BuiltinError::Write)
 }
 
-/// Returns all values of all inputs; NaN for missing ones.
+/// Returns all samples of all inputs; NaN for missing samples.
 fn signal(options: &KernelOptions, inputs: &[String]) -> Result<Vec<f64>, BuiltinError> {
     let mut signal = Vec::new();
     if options.is("dtype", "text") {

@@ -1,8 +1,8 @@
 //! Statistics of all values, in one pass and in one fold for any set of requested statistics: `count`, `min`, `max`, `sum`, `mean`,
 //! `stddev`, `linreg`, and `stats` for several.
 //!
-//! - **Sums of integers are exact**, of squares and of products with the index too, and each result is rounded once: `sum` is exact,
-//!   `mean` and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less than one unit in the last place from it.
+//! - **Sums of integers are exact**, of squares and of products with the index too, and each result is rounded once: `sum` is exact, `mean`
+//!   and all three of `linreg` are the `f64` nearest to the true value, `stddev` is less than one unit in the last place from it.
 //! - **Floats** are summed in blocks of 4096 values that begin at multiples of 4096, around a value of the block (or its mean), and the
 //!   results of blocks are combined exactly. So results do not depend on how the input was cut: a fold keeps the bytes of incomplete
 //!   blocks, which are none if pieces start and end at multiples of 32 KiB (`f64`) or 16 KiB (`f32`). With s the true standard deviation
@@ -61,7 +61,7 @@ macro_rules! kernel {
     };
 }
 
-/// This group's part of the table.
+/// Kernels for statistics, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     kernel!("count", 1, Count, "number of values", &[FORMAT, OUT, ORDER]),
     kernel!("max", 1, Max, "largest value", &[FORMAT, OUT, ORDER]),
@@ -99,7 +99,7 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[
     },
 ];
 
-/// Statistic to compute.
+/// Statistic that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Statistic {
     Count,
@@ -134,7 +134,7 @@ impl Statistic {
             .map_or("", |(name, _)| name)
     }
 
-    /// Returns the sums that it needs; `None` if it needs none.
+    /// Returns the sums that the statistic needs; `None` if it needs none.
     fn want(self) -> Option<SumKinds> {
         match self {
             Self::Count | Self::Min | Self::Max => None,
@@ -170,18 +170,18 @@ fn fold(
     })
 }
 
-/// Requested statistics.
+/// Statistics that a run of a kernel computes.
 #[derive(Debug, Default)]
 struct StatisticsSettings {
     statistics: Vec<Statistic>,
-    /// Whether each result is written after its name.
+    /// Whether the name of each statistic is written before its result.
     named: bool,
     want: Option<SumKinds>,
     ddof: u64,
     raw: bool,
 }
 
-/// Partial state.
+/// Partial state of the requested statistics.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(bound = "")]
 struct Statistics<T: SummedBlocks> {
@@ -189,10 +189,10 @@ struct Statistics<T: SummedBlocks> {
     settings: StatisticsSettings,
     #[serde(skip)]
     missing_value: Option<T>,
-    /// Number of values, including missing ones.
+    /// Number of values so far, including missing values.
     count: u64,
     missing: u64,
-    /// Sums of indices of missing values, and of their squares.
+    /// Sum of the indices of missing values; the next field is the sum of the squares of these indices.
     missing_index: u128,
     missing_index_squares: Exact,
     nan: u64,
@@ -203,7 +203,7 @@ struct Statistics<T: SummedBlocks> {
     sum: Exact,
     squares: Exact,
     products: Exact,
-    /// Parts of blocks, by block and by the index of the first value, if blocks must be complete.
+    /// Bytes of incomplete blocks, by block and by the index of the first value, if blocks must be complete.
     parts: BTreeMap<u64, BTreeMap<u64, Vec<u8>>>,
     #[serde(skip)]
     grid: i32,
@@ -218,7 +218,7 @@ impl<T: SummedBlocks> Statistics<T> {
         }));
     }
 
-    /// Processes a block. All sums except those of products are added to `together`.
+    /// Processes a block of values. All sums except those of products are added to `together`.
     fn block(&mut self, first: u64, values: &[u8], together: &mut BlockTotals) {
         let missing = self.missing_value.is_some_and(|missing| {
             let mut values = values.chunks_exact(T::SIZE);
@@ -278,7 +278,7 @@ impl<T: SummedBlocks> Statistics<T> {
         }
     }
 
-    /// Adds sums, except those of products.
+    /// Adds the sums of a block, except sums of products.
     fn add(&mut self, want: SumKinds, sums: &LimbSums) {
         sums.sum(&mut self.sum);
         if want >= SumKinds::Squares {
@@ -287,7 +287,7 @@ impl<T: SummedBlocks> Statistics<T> {
     }
 
     /// Processes a block with values that are missing, infinite or NaN, or with magnitudes that are too far apart: counts the special
-    /// values, and sums the block with zero in their place.
+    /// values, and sums the block with zeros in their place.
     fn sift(&mut self, first: u64, values: &[u8]) {
         let mut sifted = std::mem::take(&mut self.sifted);
         sifted.clear();
@@ -346,12 +346,12 @@ impl<T: SummedBlocks> Statistics<T> {
         }
     }
 
-    /// Returns the number of values that are not missing.
+    /// Returns the number of values so far that are not missing.
     fn there(&self) -> u64 {
         self.count - self.missing
     }
 
-    /// Returns the sum of values if some are not finite.
+    /// Returns the sum of the values if some of them are not finite.
     fn not_finite(&self) -> Option<f64> {
         match (self.nan, self.infinite, self.minus_infinite) {
             (0, 0, 0) => None,
@@ -452,7 +452,7 @@ impl<T: SummedBlocks> Statistics<T> {
         !T::INTEGER && self.settings.want.is_some()
     }
 
-    /// Processes values block by block. Blocks begin at multiples of their length; parts of blocks are kept if blocks must be complete.
+    /// Processes values block by block. Blocks begin at multiples of their length; incomplete blocks are kept if blocks must be complete.
     fn blocks(&mut self, first: u64, mut values: &[u8]) {
         let most = if T::INTEGER && self.settings.want == Some(SumKinds::Products) {
             BLOCK_OF_PRODUCTS
@@ -478,7 +478,7 @@ impl<T: SummedBlocks> Statistics<T> {
         }
     }
 
-    /// Keeps a part of a block, or processes the block if it is complete.
+    /// Keeps a part of a block, or processes the block if all of its parts have arrived.
     fn keep(&mut self, first: u64, values: Vec<u8>) {
         let number = first / BLOCK as u64;
         let parts = self.parts.entry(number).or_default();

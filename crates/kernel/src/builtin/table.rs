@@ -1,4 +1,4 @@
-//! Table of built-in kernels: their names, arguments and code. Lists, help and error texts are made from it.
+//! Table of built-in kernels: their names, arguments and code. Lists, help and error texts are generated from the table.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -7,50 +7,50 @@ use std::str::FromStr;
 use super::BuiltinError;
 use crate::fold::{Fold, Stream};
 
-/// Value of an argument that names an input; that input is not part of the kernel's data.
+/// Value of an argument that names an input; this input is not part of the kernel's data.
 pub(crate) const INPUT: &str = "INPUT";
 
 /// Argument of a built-in kernel, given as `key=value`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelArgument {
-    /// Name.
+    /// Name of the argument.
     pub key: &'static str,
-    /// Valid values: choices with `|` between them, or a word in capitals for a free value.
+    /// Valid values of the argument: choices with `|` between them, or a word in capitals for a free value.
     pub values: &'static str,
-    /// Default value; empty if the argument is optional and has no default.
+    /// Default value of the argument; empty if the argument is optional and has no default.
     pub default: &'static str,
-    /// Purpose, in one line.
+    /// Purpose of the argument, in one line.
     pub help: &'static str,
 }
 
 /// Built-in kernel.
 #[derive(Debug)]
 pub struct BuiltinKernel {
-    /// Its name.
+    /// Name of the kernel.
     pub name: &'static str,
-    /// Revision, which increases with each change of the results.
+    /// Revision of the kernel, which increases with each change of the results.
     pub revision: u32,
-    /// Purpose, in one line.
+    /// Purpose of the kernel, in one line.
     pub help: &'static str,
-    /// Arguments, in groups that kernels share.
+    /// Arguments of the kernel, in groups that kernels share.
     pub(crate) args: &'static [&'static [KernelArgument]],
-    /// Usage of arguments that are not `key=value`.
+    /// Usage of the kernel's arguments that are not `key=value`.
     pub(crate) usage: Option<ArgumentUsage>,
     pub(crate) code: KernelConstructor,
-    /// Function that derives missing arguments from the inputs, before the kernel is made; pieces do not allow this.
+    /// Function that derives missing arguments from the inputs, before the kernel is made; an input in pieces does not allow this.
     pub(crate) prepare: Option<Prepare>,
 }
 
 /// Usage of arguments that are not `key=value`.
 #[derive(Debug)]
 pub(crate) struct ArgumentUsage {
-    /// Arguments, in one line.
+    /// Usage text of the arguments, in one line.
     pub(crate) text: &'static str,
-    /// Check of the arguments.
+    /// Function that checks the arguments.
     pub(crate) check: fn(&KernelOptions) -> Result<(), BuiltinError>,
 }
 
-/// Argument of all folds: by their merge invariance the result is the same.
+/// Argument `threads=` of all folds: by their merge invariance the result is the same for any number of threads.
 const THREADS: &[KernelArgument] = &[KernelArgument {
     key: "threads",
     values: "COUNT",
@@ -58,11 +58,11 @@ const THREADS: &[KernelArgument] = &[KernelArgument {
     help: "threads that share the input (unless it is text of numbers); the result does not depend on them",
 }];
 
-/// See [`BuiltinKernel::prepare`].
+/// Function that derives missing arguments from the inputs; see [`BuiltinKernel::prepare`].
 pub(crate) type Prepare = fn(&mut KernelOptions, &[String]) -> Result<(), BuiltinError>;
 
 impl BuiltinKernel {
-    /// Returns the arguments.
+    /// Returns all arguments of the kernel that are `key=value`.
     pub fn args(&self) -> impl Iterator<Item = &'static KernelArgument> {
         let threads: &[KernelArgument] = if self.is_fold() { THREADS } else { &[] };
         self.args.iter().copied().flatten().chain(threads)
@@ -86,7 +86,7 @@ impl BuiltinKernel {
         )
     }
 
-    /// Returns the arguments in one line, such as `dtype=TYPE, out=text|f64`.
+    /// Returns the arguments of the kernel in one line, such as `dtype=TYPE, out=text|f64`.
     #[must_use]
     pub fn usage(&self) -> String {
         if let Some(usage) = &self.usage {
@@ -104,16 +104,16 @@ impl BuiltinKernel {
     }
 }
 
-/// Input of a fold.
+/// Kind of input of a fold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum FoldInput {
     /// All files in order are one series of values; text is converted to binary first.
     Values,
-    /// Each file consists of bytes of its own.
+    /// Each file is a separate sequence of bytes.
     Bytes,
 }
 
-/// Function that makes a kernel from its arguments, or runs it.
+/// Function that makes a kernel from its arguments, or that runs the kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum KernelConstructor {
     Fold(
@@ -124,7 +124,7 @@ pub(crate) enum KernelConstructor {
         FoldInput,
         fn(&KernelOptions) -> Result<Box<dyn Stream>, BuiltinError>,
     ),
-    /// Fold or stream, depending on the arguments.
+    /// Makes a fold or a stream, depending on the arguments.
     Either(
         FoldInput,
         fn(&KernelOptions) -> Result<ReadyKernel, BuiltinError>,
@@ -132,7 +132,7 @@ pub(crate) enum KernelConstructor {
     Whole(WholeKernel),
 }
 
-/// Runs a kernel that needs its whole input.
+/// Function that runs a kernel which needs its whole input.
 pub(crate) type WholeKernel =
     fn(&KernelOptions, &[String], &mut dyn Write) -> Result<(), BuiltinError>;
 
@@ -145,7 +145,7 @@ pub(crate) enum ReadyKernel {
 }
 
 impl KernelConstructor {
-    /// Makes the kernel, and returns the kind of its input.
+    /// Makes the kernel from its arguments, and returns the kind of its input.
     pub(crate) fn make(
         self,
         options: &KernelOptions,
@@ -159,17 +159,17 @@ impl KernelConstructor {
     }
 }
 
-/// Arguments of one run.
+/// Arguments of one run of a kernel.
 #[derive(Debug)]
 pub(crate) struct KernelOptions {
     pub(crate) kernel: &'static BuiltinKernel,
     given: BTreeMap<&'static str, String>,
-    /// All arguments as given, for kernels with a usage of their own.
+    /// All arguments as given, for kernels with arguments that are not `key=value`.
     pub(crate) raw: Vec<String>,
 }
 
 impl KernelOptions {
-    /// Parses arguments, and checks names and choices.
+    /// Parses arguments, and checks their names and choices.
     pub(crate) fn parse(
         kernel: &'static BuiltinKernel,
         args: &[String],
@@ -199,7 +199,7 @@ impl KernelOptions {
         Ok(options)
     }
 
-    /// Returns the error of an argument that the kernel does not know.
+    /// Returns the error for an argument that the kernel does not know.
     pub(crate) fn unknown(&self, arg: &str) -> BuiltinError {
         BuiltinError::Argument {
             kernel: self.kernel.name,
@@ -208,7 +208,7 @@ impl KernelOptions {
         }
     }
 
-    /// Returns the error of an argument with an invalid value.
+    /// Returns the error for an argument with an invalid value.
     pub(crate) fn wrong(&self, key: &'static str, value: &str, valid: &str) -> BuiltinError {
         BuiltinError::Value {
             key,
@@ -222,19 +222,19 @@ impl KernelOptions {
         self.given.entry(key).or_insert(value);
     }
 
-    /// Returns the given value, or the default; `None` if that is empty.
+    /// Returns the given value of an argument, or its default; `None` if the value is empty.
     pub(crate) fn text(&self, key: &str) -> Option<&str> {
         let default = || Some(self.kernel.args().find(|arg| arg.key == key)?.default);
         let given = self.given.get(key).map(String::as_str);
         given.or_else(default).filter(|text| !text.is_empty())
     }
 
-    /// Returns whether `key` is `value`.
+    /// Returns whether the argument `key` has the value `value`.
     pub(crate) fn is(&self, key: &str, value: &str) -> bool {
         self.text(key) == Some(value)
     }
 
-    /// Returns a number; `valid` describes valid numbers in the error.
+    /// Returns the value of an argument as a number; `valid` describes valid numbers in the error.
     pub(crate) fn number<N: FromStr>(
         &self,
         key: &'static str,
@@ -249,7 +249,7 @@ impl KernelOptions {
         }
     }
 
-    /// Returns a number above 0.
+    /// Returns the value of an argument as a number above 0.
     pub(crate) fn positive(&self, key: &'static str) -> Result<Option<usize>, BuiltinError> {
         const VALID: &str = "a number above 0";
         match self.number(key, VALID)? {
@@ -261,19 +261,19 @@ impl KernelOptions {
     /// Returns the number of threads: 1 by default, and never more than any machine can use.
     ///
     /// # Errors
-    /// Like [`KernelOptions::positive`].
+    /// Errors of [`KernelOptions::positive`].
     pub(crate) fn threads(&self) -> Result<usize, BuiltinError> {
         const THREADS_MAX: usize = 256;
         Ok(self.positive("threads")?.unwrap_or(1).min(THREADS_MAX))
     }
 
-    /// Returns the inputs that arguments name.
+    /// Returns the inputs that arguments of the kernel name.
     pub(crate) fn named(&self) -> impl Iterator<Item = &str> {
         let args = self.kernel.args().filter(|arg| arg.values == INPUT);
         args.filter_map(|arg| self.text(arg.key))
     }
 
-    /// Returns `inputs` without those that arguments name: the rest is the kernel's data.
+    /// Returns `inputs` without the inputs that arguments name: the remaining inputs are the kernel's data.
     pub(crate) fn without_named(&self, inputs: &[String]) -> Result<Vec<String>, BuiltinError> {
         let mut rest = inputs.to_vec();
         for arg in self.kernel.args().filter(|arg| arg.values == INPUT) {

@@ -14,7 +14,7 @@ use crate::fold::{self, Fold};
 use crate::loops::number::{Number, decimal};
 use crate::loops::swap;
 
-/// Types of numbers that an input may contain.
+/// Number types that an input may contain.
 pub(crate) const DTYPES: &str = "f64, f32, i8, i16, i32, i64, u8, u16, u32, u64, text";
 
 /// Arguments of all numeric kernels.
@@ -41,7 +41,7 @@ pub(crate) const ORDER: &[KernelArgument] = &[
     },
 ];
 
-/// Form of a result.
+/// Argument for the form of a numeric result.
 pub(crate) const OUT: &[KernelArgument] = &[KernelArgument {
     key: "out",
     values: "text|f64",
@@ -49,7 +49,7 @@ pub(crate) const OUT: &[KernelArgument] = &[KernelArgument {
     help: "the result as decimal text, or as raw little-endian f64 that the next kernel can read",
 }];
 
-/// Number of bytes of swapped values at a time: they stay in the first-level cache.
+/// Number of bytes that are byte-swapped at a time: they stay in the first-level cache.
 const SWAPPED_BYTES: usize = 16 << 10;
 
 /// Input format of all numeric kernels.
@@ -58,22 +58,22 @@ pub(crate) struct NumberFormat {
     pub(crate) big_endian: bool,
 }
 
-/// Kernel for values of type `T`, without the parts that [`ValueFold`] handles. Its serialised form is its state; data from arguments is
-/// skipped.
+/// Kernel for values of type `T`, without the parts that [`ValueFold`] implements. The serialised kernel is its partial state; data from
+/// arguments is skipped.
 pub(crate) trait Take<T: Number>:
     Serialize + DeserializeOwned + Send + std::fmt::Debug + 'static
 {
-    /// Processes whole little-endian values; the first has index `first` in the series. Blocks arrive in any order, and do not overlap.
+    /// Processes whole little-endian values, the first with index `first` in the series. Blocks arrive in any order without overlaps.
     fn take(&mut self, first: u64, values: &[u8]);
 
-    /// Merges the state of other blocks.
+    /// Merges the partial state of other blocks.
     fn merge(&mut self, other: Self);
 
-    /// Writes the result.
+    /// Writes the result of the kernel.
     fn finish(self, out: &mut dyn Write) -> Result<(), BuiltinError>;
 }
 
-/// Makes the result of `$make` for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
+/// Evaluates `$make` for the type `$T` that `dtype=` names: a `Result` of a [`Take`] that becomes a fold.
 macro_rules! fold_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::KernelOptions = $options;
@@ -84,7 +84,7 @@ macro_rules! fold_of_dtype {
 }
 pub(crate) use fold_of_dtype;
 
-/// Makes the same for a `Result` of a stream.
+/// Evaluates `$make` for the type `$T` that `dtype=` names: a `Result` of a stream.
 macro_rules! stream_of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::KernelOptions = $options;
@@ -95,7 +95,7 @@ macro_rules! stream_of_dtype {
 }
 pub(crate) use stream_of_dtype;
 
-/// Runs `$make` for the type `$T` that `dtype=` names.
+/// Evaluates `$make` for the type `$T` that `dtype=` names.
 macro_rules! of_dtype {
     ($options:expr, |$T:ident| $make:expr) => {{
         let options: &$crate::builtin::table::KernelOptions = $options;
@@ -122,7 +122,7 @@ macro_rules! of_dtype {
 }
 pub(crate) use of_dtype;
 
-/// Runs `$body` with `$T` as the type that `dtype=` names; text is `f64`.
+/// Evaluates `$body` with `$T` as the type that `dtype=` names; text is `f64`.
 macro_rules! with_dtype {
     ($options:expr, |$T:ident| $body:expr) => {{
         macro_rules! with {
@@ -148,7 +148,7 @@ macro_rules! with_dtype {
 }
 pub(crate) use with_dtype;
 
-/// Returns the size in bytes of a value of the type that `dtype=` names; text is converted to `f64` before.
+/// Returns the size in bytes of a value of the type that `dtype=` names; text counts as `f64`.
 pub(crate) fn size_of_dtype(options: &KernelOptions) -> usize {
     match options.text("dtype").unwrap_or_default() {
         "i8" | "u8" => 1,
@@ -173,7 +173,7 @@ pub(crate) fn boxed<T: Number, K: Take<T>>(
     }))
 }
 
-/// Returns the value that means missing, if one was named.
+/// Returns the value that stands for missing values, if the argument `missing=` names a value.
 pub(crate) fn missing<T: Number>(options: &KernelOptions) -> Result<Option<T>, BuiltinError> {
     let Some(text) = options.text("missing") else {
         return Ok(None);
@@ -186,12 +186,12 @@ pub(crate) fn missing<T: Number>(options: &KernelOptions) -> Result<Option<T>, B
 /// Bytes of values that were cut between two pieces, by the index of the value: a mask of the present bytes, and the bytes.
 type CutValues = BTreeMap<u64, (u8, [u8; 8])>;
 
-/// Incomplete values.
+/// Values that have arrived only in part.
 #[derive(Debug, Default, Serialize, serde::Deserialize)]
 struct Torn(CutValues);
 
 impl Torn {
-    /// Adds bytes from `offset` on, all within one value of `size` bytes. Returns the value if it is complete now.
+    /// Adds bytes from `offset` on, all within one value of `size` bytes. Returns the value if all of its bytes have arrived.
     fn add(&mut self, offset: u64, bytes: &[u8], size: usize) -> Option<(u64, [u8; 8])> {
         let index = offset / size as u64;
         let mut value = [0; 8];
@@ -231,7 +231,7 @@ struct ValueFold<T, K> {
 }
 
 impl<T: Number, K: Take<T>> ValueFold<T, K> {
-    /// Passes on whole values.
+    /// Passes whole values to the kernel.
     fn whole(&mut self, first: u64, values: &[u8]) {
         if T::SIZE == 1 || !self.format.big_endian {
             self.kernel.take(first, values);
@@ -294,7 +294,7 @@ impl<T: Number, K: Take<T>> Fold for ValueFold<T, K> {
     }
 }
 
-/// Result: numbers, and their text (exact for integers).
+/// Result of a numeric kernel: numbers, and their text (exact for integers).
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct NumericResult {
     pub(crate) values: Vec<f64>,
@@ -310,7 +310,7 @@ impl NumericResult {
         }
     }
 
-    /// Writes one line, or raw numbers.
+    /// Writes the result as one line, or as raw numbers.
     pub(crate) fn write(&self, raw: bool, out: &mut dyn Write) -> Result<(), BuiltinError> {
         if raw {
             let bytes: Vec<u8> = self

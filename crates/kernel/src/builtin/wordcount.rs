@@ -12,7 +12,7 @@ use crate::fold::{self, Fold};
 use crate::loops::bytes::{lines_and_words, white};
 use crate::loops::simd::Level;
 
-/// This group's part of the table.
+/// Kernel `wordcount`, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     name: "wordcount",
     revision: 1,
@@ -23,20 +23,20 @@ pub(super) const KERNELS: &[BuiltinKernel] = &[BuiltinKernel {
     code: KernelConstructor::Fold(FoldInput::Bytes, |_| Ok(Box::new(WordCounts::default()))),
 }];
 
-/// Partial state. A word that is cut counts once on either side until both sides are present.
+/// Partial state of `wordcount`. A word that is cut counts once on either side until both sides are present.
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct WordCounts {
     lines: u64,
     words: u64,
     bytes: u64,
-    /// Stretches of counted bytes, by their first byte.
+    /// Stretches of counted bytes, by the offset of their first byte.
     stretches: BTreeMap<u64, WordStretch>,
 }
 
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 struct WordStretch {
     end: u64,
-    /// Whether a word reaches to its start, and to its end.
+    /// Whether a word reaches to the start of the stretch, and whether a word reaches to its end.
     word_at: (bool, bool),
 }
 

@@ -43,14 +43,14 @@ pub(super) struct RawTask {
     error: unsafe extern "C" fn(*const Self, *const c_char),
 }
 
-/// A task and all data that its structure points to.
+/// A task for a native kernel, and all data that its C structure points to.
 #[derive(Debug)]
 pub(super) struct CTask {
     raw: Box<RawTask>,
     owned: Owned,
 }
 
-/// Data that is not accessed again, but pointed to.
+/// Data that only the C structure points to.
 #[derive(Debug)]
 #[expect(dead_code, reason = "the task's structure points to all of it")]
 struct Owned {
@@ -63,7 +63,7 @@ struct Owned {
 }
 
 impl CTask {
-    /// Makes a task; `args` begin with the kernel's path. Outputs are created, inputs are mapped.
+    /// Returns a task for a native kernel; `args` begin with the kernel's path. Outputs are created, and inputs are mapped.
     pub(super) fn new(
         args: impl Iterator<Item = String>,
         inputs: &[String],
@@ -138,7 +138,7 @@ pub(super) fn map(name: &str) -> Result<SeriesFile, NativeError> {
     })
 }
 
-/// Creates the outputs; opens those that are directories, in which the kernel creates files by itself.
+/// Creates the outputs; opens the outputs that are directories, in which the kernel creates files by itself.
 pub(super) fn create(outputs: &[String]) -> Result<Vec<File>, NativeError> {
     let create = |name: &String| {
         let opened = if name.ends_with('/') {
@@ -158,7 +158,7 @@ fn strings(names: impl Iterator<Item = String>) -> Result<Vec<CString>, NativeEr
     Ok(names.map(CString::new).collect::<Result<_, _>>()?)
 }
 
-/// Appends to an output; returns 0 or an errno value.
+/// Appends bytes to an output; returns 0 or an errno value.
 ///
 /// # Safety
 /// `task` must be the task passed to the kernel and `data` readable for `size` bytes.
@@ -191,7 +191,7 @@ unsafe extern "C" fn write_output(
     0
 }
 
-/// Shows a message to the user, through standard error.
+/// Writes a message of the kernel for the user to standard error.
 ///
 /// # Safety
 /// `message` must be null or a string that ends with a zero byte.

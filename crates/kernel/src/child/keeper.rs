@@ -1,9 +1,9 @@
-//! Keeper: a small process that outlives the node for a moment, to kill the processes that its kernels started. It receives process
+//! Keeper: a small process that outlives the node for a moment, to kill the processes that the node's kernels started. It receives process
 //! groups from the launcher through a pipe.
 //!
-//! A kernel's first process dies with its node (`PR_SET_PDEATHSIG`), but processes that it started do not. So the node names every
-//! kernel's process group here, and removes the group at its end. When the node has ended (the pipe ends), the keeper kills the
-//! remaining groups. No kernel ever has this pipe, nor any influence on its contents.
+//! A kernel's first process dies with its node (`PR_SET_PDEATHSIG`), but processes that the kernel started do not. So the node reports
+//! every kernel's process group to the keeper, and its end. When the node has ended (the pipe ends), the keeper kills the remaining groups.
+//! No kernel ever has access to this pipe or influence on its contents.
 
 use std::collections::BTreeSet;
 use std::io::{self, Read};
@@ -14,10 +14,10 @@ use parking_lot::Mutex;
 
 use super::serving;
 
-/// Argument that makes a child process a keeper.
+/// Argument that makes a child process of the node a keeper.
 pub(super) const KIND: &str = "keeper";
 
-/// Handle of the node to the keeper. The keeper ends when this handle is dropped.
+/// Handle of the node to its keeper. The keeper ends when this handle is dropped.
 #[derive(Debug)]
 pub(crate) struct KeeperHandle {
     pipe: Option<OwnedFd>,
@@ -37,13 +37,13 @@ impl KeeperHandle {
         })
     }
 
-    /// Names a group that was just started. Until then only its first process dies with this process; it has not run long enough to start
-    /// another one.
+    /// Reports a process group that was just started. Before the report only the group's first process dies with this process, and it has
+    /// not run long enough to start another process.
     pub(crate) fn started(&self, pid: i32) {
         self.tell(pid);
     }
 
-    /// Removes a group that has ended.
+    /// Reports that a process group has ended.
     pub(crate) fn ended(&self, pid: i32) {
         self.tell(-pid);
     }

@@ -33,19 +33,19 @@ pub use own_fold::PIECE_ALIGN;
 pub use wasm::WasmError;
 pub(crate) use wasm::compatibility;
 
-/// Hidden first argument.
+/// Hidden first argument of a child process.
 const MARK: &str = "__kernel";
 
-/// Exit code of a kernel with wrong arguments or inputs.
+/// Exit code of a built-in kernel with wrong arguments or inputs.
 const WRONG_USE: u8 = 2;
 
 /// Exit code of a user's kernel that could not be loaded.
 const CANNOT_LOAD: u8 = 126;
 
-/// Exit code of a module that trapped, like that of a program which aborts.
+/// Exit code of a WebAssembly module that trapped, like that of a program which aborts.
 const TRAPPED: u8 = 134;
 
-/// Kind of a child that compiles the module on its standard input.
+/// Kind of a child that compiles the WebAssembly module on its standard input.
 const COMPILER: &str = "compiler";
 
 /// Kind of a child that reduces arrays.
@@ -59,7 +59,7 @@ const PIPELINE: &str = "pipeline";
 enum ChildKernel {
     Builtin,
     Native,
-    /// Module; its compiled form is this descriptor of the child.
+    /// WebAssembly module; the child inherits its compiled form as this descriptor.
     Wasm(RawFd),
     Program,
 }
@@ -90,16 +90,16 @@ impl ChildKernel {
     }
 }
 
-/// Kernel that runs in this process, or is started by it.
+/// Kernel that runs in the child process, or that the child starts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct ChildStage {
     kind: ChildKernel,
-    /// Name, or path of the code.
+    /// Name of the kernel, or path of its code.
     name: String,
     args: Vec<String>,
 }
 
-/// Returns kind and name of a single kernel; takes the descriptor of a module from `modules`.
+/// Returns kind and name of a single kernel as arguments; takes the descriptor of a compiled module from `modules`.
 fn words(code: &CodeSource, modules: &mut impl Iterator<Item = RawFd>) -> [String; 2] {
     let path = |path: &Path| path.to_string_lossy().into_owned();
     let (kind, name) = match code {
@@ -122,11 +122,11 @@ pub(crate) fn reducer_arguments() -> Vec<String> {
     ["tidemill", MARK, REDUCER].map(str::to_owned).into()
 }
 
-/// Returns the arguments of a child, its own name first, without those of a single kernel. `modules` are the descriptors of its compiled
-/// modules, in their order.
+/// Returns the arguments of a child, with its own name first, without those of a single kernel. `modules` are the descriptors of its
+/// compiled modules, in their order.
 ///
-/// An input that is the kernel's own code is not passed to the kernel, nor is an output that receives its standard output, unless stages
-/// must write it.
+/// An input that is the kernel's own code is not passed to the kernel, nor is an output that receives the kernel's standard output, unless
+/// stages must write it.
 pub(crate) fn arguments(
     code: &CodeSource,
     run: &Run,
@@ -174,7 +174,7 @@ pub(crate) fn arguments(
     all
 }
 
-/// Returns the part of a fold in the form for the child, with the key that binds states to the kernel: its code and arguments.
+/// Returns the part of a fold as an argument for the child, with the key that binds states to the kernel: its code and arguments.
 fn part_word(run: &Run, code: Option<&Path>) -> String {
     let verb = match run.part {
         RunPart::Whole => return "whole".to_owned(),
@@ -208,7 +208,7 @@ fn parse_part(word: &str) -> Option<(FoldKey, RunPart)> {
     Some((key, part))
 }
 
-/// Task of a child.
+/// Work of a child process, parsed from its arguments.
 #[derive(Debug, PartialEq, Eq)]
 struct ChildTask {
     what: ChildWork,
@@ -218,13 +218,13 @@ struct ChildTask {
 
 #[derive(Debug, PartialEq, Eq)]
 enum ChildWork {
-    /// A kernel, and the part of its work that it does.
+    /// A single kernel, and the part of its work that the child does.
     Single(ChildStage, (FoldKey, RunPart)),
     Pipeline(Vec<ChildStage>),
 }
 
 impl ChildTask {
-    /// Parses the output of [`arguments`], without the program's name and the mark.
+    /// Parses the output of [`arguments`], without the program's name and the hidden first argument.
     fn parse(mut args: impl Iterator<Item = String>) -> Option<Self> {
         let kind = args.next()?;
         let mut what = if kind == PIPELINE {
@@ -268,15 +268,15 @@ impl ChildTask {
     }
 }
 
-/// Parses a list that follows its length.
+/// Parses a list of arguments that follows its length.
 fn list(args: &mut impl Iterator<Item = String>) -> Option<Vec<String>> {
     let count: usize = args.next()?.parse().ok()?;
     let list: Vec<_> = args.take(count).collect();
     (list.len() == count).then_some(list)
 }
 
-/// Returns the command of a child that is no kernel but serves this process: it is started from `program`, an open file, as a process of
-/// this kind, and reads its orders from standard input.
+/// Returns the command of a child that is no kernel but serves this process: the child is started from `program`, an open file, as a
+/// process of this kind, and reads its orders from standard input.
 pub(crate) fn serving(program: RawFd, kind: &str, orders: OwnedFd) -> Command {
     let mut command = Command::new(format!("/proc/self/fd/{program}"));
     command.args([MARK, kind]).env_clear().current_dir("/");
@@ -288,8 +288,8 @@ pub(crate) fn serving(program: RawFd, kind: &str, orders: OwnedFd) -> Command {
     command
 }
 
-/// Runs a kernel and ends the process, if this process was started for that. A program whose children run kernels calls this first in its
-/// `main`.
+/// Runs a kernel and ends the process, if this process was started as the child for a kernel. A program whose children run kernels must
+/// call this function first in its `main`.
 pub fn main_if_child() {
     let mut args = std::env::args_os().skip(1);
     if args.next().is_none_or(|mark| mark != MARK) {
@@ -316,7 +316,7 @@ pub fn main_if_child() {
     std::process::exit(run_task(text).into());
 }
 
-/// Runs a kernel according to the arguments after the mark; returns its exit code.
+/// Runs a kernel according to the arguments after the hidden first one; returns the exit code of the kernel.
 pub(crate) fn run_task(args: impl Iterator<Item = String>) -> u8 {
     let mut args = args.peekable();
     if args.peek().is_some_and(|kind| kind == REDUCER) {
@@ -423,12 +423,12 @@ fn compiler_main() -> u8 {
     1
 }
 
-/// Writes to standard error; if that is closed, the message is lost.
+/// Writes a message to standard error; if standard error is closed, the message is lost.
 fn complain(message: &str) {
     let _ = writeln!(io::stderr(), "{message}");
 }
 
-/// Lets this crate's tests be the children that they make. The product calls [`main_if_child`] itself.
+/// Lets this crate's tests be the children that the tests start. The product calls [`main_if_child`] itself.
 #[cfg(test)]
 #[used]
 #[unsafe(link_section = ".init_array")]

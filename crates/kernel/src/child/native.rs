@@ -16,13 +16,13 @@ use super::own_fold::{self, FoldKey, OwnFold};
 use super::ranked;
 use crate::run::RunPart;
 
-/// Exit code for entry points that return a value which is no exit code.
+/// Exit code for entry points that return a value which is not an exit code.
 const FAILED: u8 = 1;
 
 /// Size of a slice of a map, in bytes; `TIDEMILL_SLICE_BYTES` of the header.
 pub const SLICE_BYTES: usize = 4 << 20;
 
-/// Name of MPICH's library.
+/// Name of MPICH's shared library.
 const MPICH: &str = "libmpich.so";
 
 /// Alignment of slices of a map, in bytes.
@@ -31,10 +31,10 @@ const SLICE_ALIGN: usize = 4096;
 /// Reason why a user's kernel could not be called.
 #[derive(Debug, thiserror::Error)]
 pub enum NativeError {
-    /// The file is no shared object for this machine, or needs others that are missing.
+    /// The file is no shared object for this machine, or needs shared objects that are missing.
     #[error("cannot load the kernel: {}", why(.0))]
     Load(libloading::Error),
-    /// The file exports none of the forms of a kernel, or only a part of one.
+    /// The shared object exports no form of a kernel, or only a part of a form.
     #[error(
         "the kernel has no entry point: it exports neither start_kernel nor all of tidemill_fold_init, _update, \
          _merge, _state and _finish nor tidemill_map (or func)"
@@ -43,18 +43,18 @@ pub enum NativeError {
     /// Only folds can be run in parts.
     #[error("the kernel is no fold, so it can only run on whole inputs")]
     NoFold,
-    /// The kernel was built for a newer program.
+    /// The kernel was built for a newer version of the interface.
     #[error(
         "the kernel was built for version {kernel} of the interface; this program has version {ABI_VERSION}"
     )]
     Version {
-        /// Version of the kernel.
+        /// Version of the interface that the kernel was built for.
         kernel: u32,
     },
     /// An input could not be read.
     #[error("cannot read {name}: {source}")]
     Input {
-        /// Its name.
+        /// Name of the input.
         name: String,
         /// Cause.
         source: io::Error,
@@ -62,7 +62,7 @@ pub enum NativeError {
     /// An output could not be created.
     #[error("cannot write {name}: {source}")]
     Output {
-        /// Its name.
+        /// Name of the output.
         name: String,
         /// Cause.
         source: io::Error,
@@ -70,34 +70,34 @@ pub enum NativeError {
     /// The first output could not be written.
     #[error("cannot write the first output: {0}")]
     Write(#[source] io::Error),
-    /// A map has one result.
+    /// A map kernel has more or fewer results than one.
     #[error("a kernel with tidemill_map writes one output; the task has {0}")]
     Outputs(usize),
-    /// A partial state cannot be used.
+    /// A partial state of a fold cannot be used.
     #[error("{name} is no partial state that can be merged: {reason}")]
     State {
-        /// The input.
+        /// Name of the input that holds the state.
         name: String,
-        /// Cause.
+        /// Reason why the state cannot be used.
         reason: &'static str,
     },
-    /// A piece is invalid.
+    /// The piece of a fold is invalid.
     #[error(
         "a piece is one input that begins at a multiple of {} bytes",
         own_fold::PIECE_ALIGN
     )]
     Piece,
-    /// A kernel of several ranks does not link MPI.
+    /// A kernel with several ranks is not linked with MPI.
     #[error(
         "the kernel links no MPI, or calls none of its functions: build it by mpicc -shared -fPIC (Debian: apt-get install libmpich-dev)"
     )]
     NoMpi,
-    /// The kernel links another MPI than that of MPICH.
+    /// The kernel is linked with another MPI than MPICH's.
     #[error(
         "the kernel was built for Open MPI: build it by mpicc of MPICH (Debian: mpicc.mpich of libmpich-dev)"
     )]
     OtherMpi,
-    /// A kernel of several ranks has no function for that.
+    /// A kernel with several ranks does not export a function for ranks.
     #[error("the kernel does not export void func(int in_fd, int out_fd, MPI_Comm comm)")]
     NoRanked,
     /// The process that started the kernel has ended.
@@ -106,12 +106,12 @@ pub enum NativeError {
     /// A name or argument contains a zero byte.
     #[error("a name or argument contains a zero byte")]
     ZeroByte(#[from] std::ffi::NulError),
-    /// A module failed.
+    /// A WebAssembly module failed.
     #[error(transparent)]
     Wasm(#[from] super::wasm::WasmError),
 }
 
-/// Returns the message of the system's loader: a missing library or symbol by its name.
+/// Returns the message of the system's loader, which names a missing library or symbol.
 fn why(error: &libloading::Error) -> String {
     let message = std::error::Error::source(error);
     let mut message = message.map_or_else(|| error.to_string(), ToString::to_string);
@@ -123,7 +123,7 @@ fn why(error: &libloading::Error) -> String {
     message
 }
 
-/// Arguments of a call.
+/// Arguments of a call of a native kernel.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct KernelCall<'a> {
     pub(super) args: &'a [String],
@@ -140,7 +140,7 @@ type Merge = unsafe extern "C" fn(*mut c_void, *const c_void, usize) -> c_int;
 type Give = unsafe extern "C" fn(*mut c_void, *const RawTask) -> c_int;
 type MemoryCall = unsafe extern "C" fn(*mut c_void, usize, c_int);
 
-/// Loads the shared object at `path` and calls it. Its return value is the exit code.
+/// Loads the shared object at `path` and calls its kernel. The kernel's return value is the exit code.
 pub(super) fn run(path: &str, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: this runs the user's code, which may do anything that this process may; for this reason the process is confined and holds
     // no valuable data.
@@ -210,7 +210,7 @@ struct NativeFunctions {
 }
 
 impl NativeFunctions {
-    /// Returns all functions, or none.
+    /// Returns all functions of a fold, or `None` if the library lacks any of them.
     fn find(library: &'static Library) -> Option<Self> {
         // SAFETY: the header declares the functions with these types.
         unsafe {
@@ -264,7 +264,7 @@ impl OwnFold for NativeFold {
     }
 }
 
-/// Page-aligned memory that a map may write to.
+/// Page-aligned memory that a map kernel may write to.
 struct PageSlice {
     begin: NonNull<u8>,
     layout: Layout,
@@ -319,7 +319,7 @@ fn run_map(map: Symbol<'static, MemoryCall>, call: KernelCall<'_>) -> Result<u8,
     Ok(0)
 }
 
-/// Reads until the buffer is full or the file is at its end; returns the number of bytes.
+/// Reads a file until the buffer is full or the file is at its end; returns the number of bytes.
 pub(super) fn fill(file: &mut File, buffer: &mut [u8]) -> io::Result<usize> {
     let mut length = 0;
     while length < buffer.len() {

@@ -1,4 +1,4 @@
-//! Runs a user's fold over whole inputs, over a piece of one, or over partial states; the same for shared objects and for modules.
+//! Runs a user's fold over whole inputs, a piece of an input, or partial states, in the same way for shared objects and for modules.
 
 use std::io::{self, Write};
 
@@ -9,10 +9,10 @@ use crate::builtin::series::SeriesFile;
 use crate::fold::STATE_VERSION;
 use crate::run::RunPart;
 
-/// Number of bytes that a fold gets at once: enough that calls cost nothing, few enough to stay in a cache.
+/// Number of bytes that a fold gets per call: enough that calls cost nothing, few enough to stay in a cache.
 pub(super) const PIECE_BYTES: usize = 1 << 20;
 
-/// Alignment of pieces in their input, in bytes; `TIDEMILL_PIECE_ALIGN` of the header.
+/// Alignment of pieces in their input, in bytes: `TIDEMILL_PIECE_ALIGN` of the C header.
 pub const PIECE_ALIGN: u64 = 4096;
 
 /// Key that binds a partial state to its kernel and arguments.
@@ -25,11 +25,11 @@ pub(super) trait OwnFold {
     /// Makes the kernel append its state to output 0.
     fn state(&mut self) -> Result<u8, NativeError>;
     fn finish(&mut self) -> Result<u8, NativeError>;
-    /// Writes to output 0.
+    /// Writes bytes to output 0.
     fn write(&mut self, bytes: &[u8]) -> io::Result<()>;
 }
 
-/// Runs the fold; returns the kernel's first exit code that is not 0.
+/// Runs the fold; returns the first exit code of the kernel that is not 0, or 0.
 pub(super) fn run(
     fold: &mut dyn OwnFold,
     part: RunPart,
@@ -85,7 +85,7 @@ fn over(
     Ok(0)
 }
 
-/// Passes on a streaming input, as it arrives.
+/// Passes a streaming input to the fold, as its bytes arrive.
 fn over_pipe(
     fold: &mut dyn OwnFold,
     (number, name): (usize, &str),
@@ -134,7 +134,7 @@ fn merge(fold: &mut dyn OwnFold, key: FoldKey, inputs: &[String]) -> Result<u8, 
     Ok(0)
 }
 
-/// Writes to the first output, or to standard output if there is none.
+/// Writes bytes to the first output, or to standard output if the kernel has no output.
 pub(super) fn write_first(outputs: &mut [std::fs::File], bytes: &[u8]) -> io::Result<()> {
     match outputs {
         [] => io::stdout().write_all(bytes),

@@ -1,8 +1,8 @@
-//! Runs a pipeline of kernels within one sandbox: each processes the output of the previous one.
+//! Runs a pipeline of kernels within one sandbox: each kernel processes the output of the previous kernel.
 //!
-//! Adjacent built-in kernels are one chain on one thread, without a copy between them; programs are processes of their own, with pipes;
-//! both run at the same time. Users' kernels need whole files, so the input of such a kernel is first collected in a file, and so is its
-//! output.
+//! Adjacent built-in kernels are a chain on one thread, without a copy between them; programs are separate processes, with pipes; chains
+//! and programs run at the same time. Users' kernels need whole files, so the input of such a kernel is first collected in a file, and so
+//! is its output.
 
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read};
@@ -37,16 +37,16 @@ pub(super) enum PipelineError {
     /// A user's kernel could not be called.
     #[error("stage {0} ({1}): {2}")]
     Own(usize, String, NativeError),
-    /// A user's kernel did not return 0.
+    /// A user's kernel returned another value than 0.
     #[error("stage {0} ({1}) ended with exit code {2}")]
     Code(usize, String, u8),
-    /// A program could not be started.
+    /// A program of the pipeline could not be started.
     #[error("stage {0} ({1}): cannot be run: {2}")]
     Start(usize, String, io::Error),
-    /// A program failed.
+    /// A program of the pipeline failed.
     #[error("stage {0} ({1}) {end}", end = ended(*.2))]
     Program(usize, String, ExitStatus),
-    /// A pipe, thread or file could not be made.
+    /// A pipe, thread or file of the pipeline could not be made.
     #[error("the stages cannot be connected: {0}")]
     Together(#[from] io::Error),
 }
@@ -60,7 +60,7 @@ fn ended(status: ExitStatus) -> String {
 }
 
 impl PipelineError {
-    /// Returns the exit code of the process.
+    /// Returns the exit code of the child process for this error.
     pub(super) fn exit_code(&self) -> u8 {
         let code = match self {
             Self::Builtin(error) => return builtin_exit_code(&error.source),
@@ -88,22 +88,22 @@ impl PipelineError {
     }
 }
 
-/// Stage and its place, from 1.
+/// Stage of a pipeline and its place, from 1.
 type NumberedStage<'a> = (usize, &'a ChildStage);
 
-/// Input of a stage.
+/// Input of a pipeline stage.
 enum StageInput {
     /// The task's inputs.
     Inputs,
-    /// A collected file.
+    /// A file in which the output of the previous stages was collected.
     File(PathBuf),
     Pipe(PipeReader),
 }
 
-/// Runs all stages.
+/// Runs all stages of a pipeline.
 ///
 /// # Errors
-/// The first failure. Processes of other stages may still run then: this process must end, which ends them.
+/// The first failure of a stage. Processes of other stages may still run then: this process must end, which ends them.
 pub(super) fn run(
     stages: &[ChildStage],
     inputs: &[String],
@@ -145,7 +145,7 @@ pub(super) fn run(
     Ok(())
 }
 
-/// Returns the inputs without those that arguments of later stages name. The first stage leaves out its own itself.
+/// Returns the inputs without those that arguments of later stages name. The first stage leaves out the inputs that its own arguments name.
 fn data(stages: &[ChildStage], inputs: &[String]) -> Vec<String> {
     let named = |stage: &ChildStage| match stage.kind {
         ChildKernel::Builtin => named_inputs(&stage.name, &stage.args),
@@ -160,7 +160,7 @@ fn data(stages: &[ChildStage], inputs: &[String]) -> Vec<String> {
     inputs.iter().filter(data).cloned().collect()
 }
 
-/// Returns the path of the file for the output, or the collected input, of stage `number`.
+/// Returns the path of the file that collects the output, or the input, of stage `number`.
 fn between(number: usize) -> PathBuf {
     [RESERVED, TEMPORARY, &format!("stage-{number}")]
         .iter()
@@ -194,7 +194,7 @@ fn call(
     }
 }
 
-/// Adjacent built-in kernels, or a program.
+/// Segment of a pipeline: adjacent built-in kernels, or a program.
 enum PipelineSegment<'a> {
     Builtins(Vec<ChainLink>),
     Program(NumberedStage<'a>),
@@ -218,7 +218,7 @@ fn segments<'a>(stages: &[NumberedStage<'a>]) -> Vec<PipelineSegment<'a>> {
     segments
 }
 
-/// Runs stages that process bytes as they arrive, all at the same time.
+/// Runs pipeline stages that process bytes as they arrive, all at the same time.
 fn pipeline(
     stages: &[NumberedStage<'_>],
     source: StageInput,
@@ -302,7 +302,7 @@ fn builtins(
     Ok(sink.finish()?)
 }
 
-/// Runs one built-in kernel over inputs, some of them streaming.
+/// Runs one built-in kernel over inputs, at least one of them streaming.
 pub(super) fn streamed(
     stage: &ChildStage,
     inputs: &[String],

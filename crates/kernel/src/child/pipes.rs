@@ -1,4 +1,4 @@
-//! Inputs that are pipes: a streaming input is a pipe, and ends when its file is sealed.
+//! Inputs that are pipes: a streaming input is a pipe, which ends when the input's file is sealed.
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
@@ -16,12 +16,12 @@ use crate::prepare::{RESERVED, TEMPORARY};
 /// Number of bytes that are read from a pipe at a time.
 const PIECE_BYTES: usize = 256 << 10;
 
-/// Returns whether an input is a pipe.
+/// Returns whether the input `name` is a pipe.
 pub(super) fn is_pipe(name: &str) -> bool {
     fs::metadata(name).is_ok_and(|data| data.file_type().is_fifo())
 }
 
-/// Returns all data of a pipe, in a file without a name.
+/// Returns all data of a pipe, collected in a file without a name.
 pub(super) fn gathered(name: &str) -> io::Result<SeriesFile> {
     static NUMBER: AtomicUsize = AtomicUsize::new(0);
     let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -47,7 +47,7 @@ pub(super) fn any(first: &ChainLink, inputs: &[String]) -> bool {
             .any(|name| is_pipe(name))
 }
 
-/// Pushes the data among the inputs through a chain of kernels, to its end.
+/// Passes the data of the inputs through a chain of kernels, to its end.
 pub(super) fn push(
     first: &ChainLink,
     inputs: &[String],

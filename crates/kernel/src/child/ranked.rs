@@ -1,7 +1,7 @@
-//! Kernel that is one of several processes: `void func(int in_fd, int out_fd, MPI_Comm comm)` of Active Burst-Buffer (§III-D).
+//! Kernel that runs as several processes (ranks): `void func(int in_fd, int out_fd, MPI_Comm comm)` of Active Burst-Buffer (§III-D).
 //!
-//! This program does not link MPI. The kernel links its own, that of MPICH or one with the same binary interface, and the functions of
-//! MPI are looked up in the same way as the kernel's. The process that started the kernel speaks PMI at the other end of standard input.
+//! This program does not link MPI. The kernel links its own MPI library, MPICH or a library with the same binary interface, and MPI's
+//! functions are looked up in the same way as the kernel's. The process that started the kernel speaks PMI at the other end of its stdin.
 
 use std::ffi::{c_char, c_int};
 use std::fs::File;
@@ -14,22 +14,22 @@ use super::abi;
 use super::native::{KernelCall, NativeError};
 use crate::run::RANKS_VARIABLE;
 
-/// `MPI_COMM_WORLD` of MPICH and of all with its binary interface.
+/// `MPI_COMM_WORLD` of MPICH and of all libraries with its binary interface.
 const WORLD: c_int = 0x4400_0000;
 
-/// Message of a rank that has finished, and the answer when all ranks have.
+/// PMI message of a rank that has finished; the next constant is the answer when all ranks have finished.
 const BARRIER: &[u8] = b"cmd=barrier_in last=yes\n";
 
 type RankInit = unsafe extern "C" fn(*mut c_int, *mut *mut *mut c_char) -> c_int;
 type Barrier = unsafe extern "C" fn(c_int) -> c_int;
 type RankCall = unsafe extern "C" fn(c_int, c_int, c_int);
 
-/// Returns whether this process is such a kernel.
+/// Returns whether this process runs one rank of a kernel with several ranks.
 pub(super) fn is_one() -> bool {
     std::env::var_os(RANKS_VARIABLE).is_some()
 }
 
-/// Calls the function on this rank, and ends the process when it has returned on all ranks.
+/// Calls the kernel's function on this rank, and ends the process when the function has returned on all ranks.
 pub(super) fn run(library: &'static Library, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: no code is called; this only looks up a symbol of another library.
     if unsafe { library.get::<*const u8>(c"ompi_mpi_comm_world") }.is_ok() {
@@ -66,7 +66,7 @@ pub(super) fn run(library: &'static Library, call: KernelCall<'_>) -> Result<u8,
     }
 }
 
-/// Returns the only input, or all of them concatenated.
+/// Returns the only input, or all inputs concatenated.
 fn input(names: &[String]) -> Result<File, NativeError> {
     let error = |name: &str, source| NativeError::Input {
         name: name.to_owned(),
@@ -86,7 +86,7 @@ fn input(names: &[String]) -> Result<File, NativeError> {
     Ok(all)
 }
 
-/// Returns a file without a name.
+/// Returns a file without a name in a directory.
 fn tempfile(directory: &std::path::Path) -> io::Result<File> {
     let path = directory.join("inputs");
     let mut options = File::options();
@@ -99,7 +99,7 @@ fn tempfile(directory: &std::path::Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Waits until all ranks have reached this point.
+/// Waits until all ranks have finished.
 fn done() -> io::Result<()> {
     let starter = rustix::io::dup(io::stdin())?;
     let mut starter = File::from(starter);

@@ -1,4 +1,4 @@
-//! Child that reduces arrays, order after order, until its socket is closed: see [`crate::reducing`].
+//! Child process that reduces arrays, one order after the other, until its socket is closed: see [`crate::reducing`].
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -21,7 +21,7 @@ use crate::reduction::{BoxFold, ReductionBatch};
 /// A multiple of every possible page size.
 const PAGE_BYTES: u64 = 64 << 10;
 
-/// Serves the socket that is the standard input; returns the exit code.
+/// Serves the socket that is this process's standard input; returns the exit code.
 pub(super) fn serve() -> u8 {
     let Ok(socket) = io::stdin().as_fd().try_clone_to_owned() else {
         return 1;
@@ -43,12 +43,12 @@ pub(super) fn serve() -> u8 {
 #[derive(Default)]
 struct ReducerWorker {
     reducer: Reducer,
-    /// Bytes that were read, in a buffer that may be larger.
+    /// Bytes that were collected, in a buffer that may be larger than the bytes.
     gathered: Vec<u8>,
 }
 
 impl ReducerWorker {
-    /// Executes one order; returns `false` if there is none.
+    /// Executes the next order from the socket; returns `false` if the socket is closed.
     fn turn(&mut self, socket: &mut UnixStream) -> io::Result<bool> {
         let Some((file, work)) = work(socket)? else {
             return Ok(false);
@@ -88,8 +88,8 @@ impl ReducerWorker {
         }
     }
 
-    /// Folds piece after piece, and reads each into the same buffer: mapping a file costs more than copying pieces that stay in the
-    /// cache. The bytes that were sent are always read to their end.
+    /// Folds one piece of an array after the other, and reads each piece into the same buffer: mapping a file costs more than copying
+    /// pieces that stay in the cache. The bytes that were sent are always read to their end.
     fn fold(
         &mut self,
         file: &File,
@@ -130,7 +130,7 @@ impl ReducerWorker {
         }
     }
 
-    /// Collects bytes from their locations in a contiguous buffer; returns their number.
+    /// Collects the bytes of a piece from their locations in a contiguous buffer; returns their number.
     fn gather(
         &mut self,
         pieces: &[StoredBytes],
@@ -157,7 +157,7 @@ impl ReducerWorker {
         Ok(end)
     }
 
-    /// Returns the bytes in place, without a copy.
+    /// Returns the bytes of a piece where they are in the mapped file, without a copy.
     fn in_place(
         &mut self,
         file: &File,
@@ -172,8 +172,8 @@ impl ReducerWorker {
     }
 }
 
-/// Maps bytes of a file of this size; returns the mapping and the number of bytes before them. Returns `None` if they are after the end
-/// of the file.
+/// Maps bytes of a file of this size; returns the mapping and the number of bytes before the requested ones. Returns `None` if they are
+/// after the end of the file.
 fn map(
     file: &File,
     size: u64,
@@ -205,7 +205,7 @@ fn packed<T: Serialize>(made: Result<T, ArrayError>) -> io::Result<ReducerAnswer
     }
 }
 
-/// Receives the next work and its file.
+/// Receives the next work and its file from the socket.
 fn work(socket: &mut UnixStream) -> io::Result<Option<(File, ReducerWork)>> {
     let mut head = [0; 4];
     let (got, descriptors) = receive(socket, &mut head)?;

@@ -5,13 +5,13 @@ use super::simd::{self, Level, SimdPass};
 
 /// Type of values that can be scaled.
 ///
-/// - `f64`: a product and a sum, each rounded. `f32`: the same in `f64`, rounded to `f32` at the end.
-/// - Integers up to 32 bits: in `f64`, rounded to the nearest (ties to even) and clamped to the type's range.
-/// - 64-bit integers: exact and clamped to the range if `a` and `b` are integers below 2⁶³ in size; else like the other integers, with
-///   the value rounded to `f64` first.
+/// - `f64`: a product and a sum, each rounded. `f32`: computed in `f64`, and rounded to `f32` at the end.
+/// - Integers up to 32 bits: computed in `f64`, rounded to the nearest (ties to even) and clamped to the type's range.
+/// - 64-bit integers: exact and clamped to the range if `a` and `b` are integers below 2⁶³ in size; else like other integers, with the
+///   value rounded to `f64` first.
 /// - NaN stays NaN; an integer that would be NaN becomes 0.
 pub(crate) trait Scalable: Number {
-    /// Returns the scaled value.
+    /// Returns the value scaled by `by`.
     fn scale(self, by: ScaleFactors) -> Self;
     /// Writes the value to the first `SIZE` bytes, least significant byte first.
     fn put(self, to: &mut [u8]);
@@ -22,12 +22,12 @@ pub(crate) trait Scalable: Number {
 pub(crate) struct ScaleFactors {
     a: f64,
     b: f64,
-    /// Both numbers, if they are integers.
+    /// Factor and summand as integers, if both are integers.
     whole: Option<(i128, i128)>,
 }
 
 impl ScaleFactors {
-    /// Makes a scaling from its factor and its summand.
+    /// Returns a scaling with the factor `a` and the summand `b`.
     pub(crate) fn new(a: f64, b: f64) -> Self {
         const LIMIT: f64 = 9_223_372_036_854_775_808.0;
         let whole = |x: f64| x.abs() < LIMIT && x.fract().abs() <= 0.0;
@@ -124,7 +124,7 @@ pub(crate) fn scale<T: Scalable>(
     simd::run(level, ApartScaling { from, to, with });
 }
 
-/// Scales values in place.
+/// Scales values in place; values that are `missing` stay unchanged.
 pub(crate) fn scale_in_place<T: Scalable>(
     values: &mut [u8],
     by: ScaleFactors,
@@ -190,7 +190,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Checks all levels, with separate buffers and in place, against the scaling of single values.
+    /// Checks the scaling of arrays on all SIMD levels, with separate buffers and in place, against the scaling of single values.
     fn check<T: Scalable>(bytes: &[u8], by: ScaleFactors, missing: Option<T>) {
         let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
         let mut wanted = Vec::new();
@@ -217,7 +217,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn scale_agrees_on_all_levels(
+        fn scale_kernel_gives_equal_results_on_all_simd_levels(
             bytes in prop::collection::vec(any::<u8>(), 0..600),
             a in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],
             b in prop_oneof![any::<f64>(), (-9_i8..9).prop_map(f64::from)],

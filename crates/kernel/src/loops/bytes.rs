@@ -2,10 +2,10 @@
 
 use super::simd::{self, Level, SimdPass};
 
-/// Number of bytes that are counted before the narrow counters of [`NewlineCount`] could overflow.
+/// Number of bytes that are counted before the one-byte counters of [`NewlineCount`] could overflow.
 const PIECE: usize = 255 * LANES;
 
-/// Number of counters, of one byte each.
+/// Number of one-byte counters.
 const LANES: usize = 64;
 
 /// Returns the number of newlines in `bytes`, and the number of words that begin in them if `before` is the previous byte.
@@ -63,7 +63,7 @@ impl SimdPass for NewlineCount<'_> {
     }
 }
 
-/// Counts the same with one mask bit for each byte.
+/// Returns the newlines and the starts of words in some bytes, as masks with one bit for each byte.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,popcnt")]
 fn masks(before: u8, bytes: &[u8]) -> (u64, u64) {

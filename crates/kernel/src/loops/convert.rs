@@ -1,25 +1,25 @@
 //! Converts values of one type to another type.
 //!
-//! A value keeps its number if the other type has it. If not:
+//! A value keeps its number if the target type can represent the number. If not:
 //! - A float becomes an integer by dropping its fraction.
-//! - A number out of range becomes the nearest end of the range.
+//! - A number out of the target's range becomes the nearest end of the range.
 //! - NaN becomes 0.
 //! - A number that a float cannot represent exactly is rounded to the nearest (ties to even).
 
 use super::number::Number;
 use super::simd::{self, Level, SimdPass};
 
-/// Number of values at a time: between two loops they are stored in 64 bits in the first-level cache.
+/// Number of values that are converted at a time: between two loops they are stored in 64 bits in the first-level cache.
 pub(crate) const AT_ONCE: usize = 1024;
 
-/// Type that can be converted: to the widest type of its kind, and from the widest type of each kind.
+/// Type of values that can be converted: to the widest type of its kind, and from the widest type of each kind.
 pub(crate) trait Convert: Number {
-    /// Widest type of its kind: `f64`, `i64` or `u64`.
+    /// Widest type of the value's kind: `f64`, `i64` or `u64`.
     type Wide: Copy + Default;
     fn wide(self) -> Self::Wide;
 }
 
-/// Type that can be made from all the widest types.
+/// Type of values that can be converted from all the widest types.
 pub(crate) trait FromWide: Sized {
     fn from_f64(value: f64) -> Self;
     fn from_i64(value: i64) -> Self;
@@ -27,7 +27,7 @@ pub(crate) trait FromWide: Sized {
     fn put(self, to: &mut [u8]);
 }
 
-/// One of the widest types.
+/// Widest type of a kind of numbers.
 pub(crate) trait Wide: Copy + Default {
     fn make<U: FromWide>(self) -> U;
 }
@@ -164,7 +164,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Checks each value against the language's own conversion, through `i128` between integers.
+    /// Checks the conversion of each value against the conversion of the language, through `i128` between integers.
     macro_rules! check {
         ($bytes:expr; $from:tt => $($to:tt),*) => {
             $(for level in Level::available() {
@@ -207,7 +207,7 @@ mod tests {
 
         #[test]
         #[allow(clippy::cast_possible_truncation, reason = "what is tested")]
-        fn convert_agrees_for_all_type_pairs(
+        fn convert_matches_language_conversion_for_all_type_pairs(
             words in prop::collection::vec(prop_oneof![
                 any::<u64>(), any::<f64>().prop_map(f64::to_bits), (-300.0..300.0_f64).prop_map(f64::to_bits),
                 Just(f64::NAN.to_bits()), Just(u64::MAX), Just(0),

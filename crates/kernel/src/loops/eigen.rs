@@ -1,18 +1,18 @@
-//! Eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, by one-sided Jacobi rotations (Hestenes, "Inversion
-//! of Matrices by Biorthogonalization and Related Results", 1958). Rows of the matrix are rotated in pairs until any two are orthogonal.
-//! Then their lengths are the eigenvalues, and their directions the eigenvectors. The order of all operations is fixed, so results do not
-//! depend on the processor.
+//! Eigenvalues and eigenvectors of a symmetric matrix without negative eigenvalues, by one-sided Jacobi rotations (Hestenes, "Inversion of
+//! Matrices by Biorthogonalization and Related Results", 1958). Rows of the matrix are rotated in pairs until any two rows are orthogonal.
+//! Then the lengths of the rows are the eigenvalues, and their directions the eigenvectors. The order of all operations is fixed, so
+//! results do not depend on the processor.
 
 use super::simd::{Level, SimdPass, run};
 
-/// Maximum number of sweeps over all pairs; about ten are needed.
+/// Maximum number of sweeps over all pairs of rows; about ten sweeps are needed.
 const SWEEPS_MAX: usize = 60;
 
-/// Number of independent partial sums.
+/// Number of independent partial sums in a product of two rows.
 const LANES: usize = 8;
 
 /// Returns the eigenvalues, the largest first, and their eigenvectors of length 1, one after the other. In each eigenvector, the number
-/// that is farthest from 0 (of equal ones the first) is positive. `matrix` is row-major and contains both its halves.
+/// that is farthest from 0 (of equally far numbers the first) is positive. `matrix` is row-major and contains both its halves.
 pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec<f64>) {
     let largest = matrix
         .iter()
@@ -49,7 +49,7 @@ pub(crate) fn eigen(level: Level, matrix: &[f64], size: usize) -> (Vec<f64>, Vec
     (values, complete(vectors.collect(), size))
 }
 
-/// Adds vectors that are orthogonal to all others until there are `size` of them, and sets the sign of each.
+/// Adds vectors that are orthogonal to all other vectors until there are `size` vectors, and sets the sign of each vector.
 fn complete(mut vectors: Vec<f64>, size: usize) -> Vec<f64> {
     for axis in 0..size {
         if vectors.len() == size * size {
@@ -103,7 +103,7 @@ fn dot(a: &[f64], b: &[f64]) -> f64 {
     sums.iter().fold(rest, |sum, lane| sum + lane)
 }
 
-/// Rotates all pairs of rows once. Returns whether all were orthogonal.
+/// Pass that rotates all pairs of rows once. Its result is whether all rows were orthogonal.
 struct Sweep<'a> {
     rows: &'a mut [f64],
     size: usize,

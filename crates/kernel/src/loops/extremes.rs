@@ -5,7 +5,7 @@ use std::marker::PhantomData;
 use super::number::Number;
 use super::simd::{self, Level, SimdPass};
 
-/// Returns the smallest and the largest of whole little-endian values, without NaN; `None` if all are NaN.
+/// Returns the smallest and the largest of whole little-endian values, without NaN; `None` if all values are NaN.
 pub(crate) fn extremes<T: Number>(level: Level, values: &[u8]) -> Option<(T, T)> {
     match T::SIZE {
         1 => both::<T, 256>(level, values),
@@ -20,12 +20,12 @@ fn both<T: Number, const L: usize>(level: Level, values: &[u8]) -> Option<(T, T)
     Some((least, greatest))
 }
 
-/// Finds the largest (or smallest) number of a block; `None` if there is none but NaN. `L` values of `T` should fill four of the widest
-/// vectors.
+/// Finds the largest (or smallest) number of a block; `None` if the block contains only NaN. `L` values of `T` should fill four of the
+/// widest vectors.
 struct Extreme<'a, T, const MAX: bool, const L: usize>(&'a [u8], PhantomData<T>);
 
 impl<T: Number, const MAX: bool, const L: usize> Extreme<'_, T, MAX, L> {
-    /// Returns the better of both; `best` if `value` is NaN.
+    /// Returns the better of two values; `best` if `value` is NaN.
     #[inline(always)]
     fn better(value: T, best: T) -> T {
         if MAX {

@@ -5,10 +5,10 @@
 
 use super::simd::Level;
 
-/// `x⁶⁴ + x⁴ + x³ + x + 1`, which is irreducible, without its highest term.
+/// The polynomial `x⁶⁴ + x⁴ + x³ + x + 1`, which is irreducible, without its highest term.
 const POLYNOMIAL: u64 = 0x1b;
 
-/// Number of bytes that the portable loop processes at a time, and of its tables.
+/// Number of bytes that the portable loop processes at a time, which is also the number of its tables.
 const SLICES: usize = 16;
 
 /// `TABLE[s][b]` is `b·x^(64 + 8 s)`: the contribution of byte `b` after `s` further bytes.
@@ -38,7 +38,7 @@ const fn times_x(value: u64) -> u64 {
     value << 1 ^ if value >> 63 == 0 { 0 } else { POLYNOMIAL }
 }
 
-/// Returns the product modulo the polynomial.
+/// Returns the product of `a` and `b` modulo the polynomial.
 const fn product(a: u64, b: u64) -> u64 {
     let (mut product, mut bit) = (0, 64);
     while bit > 0 {
@@ -61,12 +61,12 @@ const fn power(bytes: u64) -> u64 {
     result
 }
 
-/// Returns the fingerprint of `first` followed by `second`, which stands for `length` bytes.
+/// Returns the fingerprint of `first` followed by `second`, which is the fingerprint of `length` bytes.
 pub(crate) fn join(first: u64, second: u64, length: u64) -> u64 {
     product(first, power(length)) ^ second
 }
 
-/// Returns the fingerprint of the bytes of fingerprint `before`, followed by `bytes`.
+/// Returns the fingerprint of bytes with the fingerprint `before`, followed by `bytes`.
 pub(crate) fn extend(before: u64, bytes: &[u8], level: Level) -> u64 {
     match level {
         Level::Portable => portable(before, bytes),
@@ -103,10 +103,10 @@ mod x86 {
 
     use super::{portable, power};
 
-    /// Number of vectors at a time: a product takes several cycles, but one can begin in each cycle.
+    /// Number of vectors that are processed at a time: a product takes several cycles, but one product can begin in each cycle.
     const LANES: usize = 8;
 
-    /// Number of bytes at a time.
+    /// Number of bytes that are processed at a time.
     const BLOCK: usize = 16 * LANES;
 
     pub(super) fn available() -> bool {
@@ -123,7 +123,7 @@ mod x86 {
         portable(value, rest)
     }
 
-    /// Multiplies by `x^(8 bytes)` and adds the next vector, with a product of 64 by 64 bits for each half.
+    /// Multiplies a vector by `x^(8 bytes)` and adds the next vector, with a product of 64 by 64 bits for each half.
     #[target_feature(enable = "pclmulqdq,sse4.1")]
     fn fold(value: __m128i, powers: __m128i, next: __m128i) -> __m128i {
         let high = _mm_clmulepi64_si128::<0x11>(value, powers);
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Divides bit by bit.
+    /// Returns the remainder of bytes as a polynomial, divided bit by bit.
     fn divide(bytes: &[u8]) -> u64 {
         let mut value = 0;
         for byte in bytes {
@@ -189,7 +189,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn fingerprint_agrees_on_all_levels(bytes in prop::collection::vec(any::<u8>(), 0..1200), cut in any::<u16>()) {
+        fn fingerprint_is_equal_on_all_simd_levels(bytes in prop::collection::vec(any::<u8>(), 0..1200), cut in any::<u16>()) {
             let wanted = divide(&bytes);
             let (first, second) = bytes.split_at(usize::from(cut) % (bytes.len() + 1));
             for level in Level::available() {
@@ -203,7 +203,7 @@ mod tests {
     /// A polynomial of degree 64 is irreducible if `x^(2^64) = x`, and `x^(2^32) - x` has no factor with it (Rabin's
     /// test; 2 is the only prime factor of 64).
     #[test]
-    fn polynomial_is_irreducible() {
+    fn fingerprint_polynomial_is_irreducible() {
         let squared = |times: u32| (0..times).fold(2, |value, _| product(value, value));
         assert_eq!(squared(64), 2);
         let degree = |value: u128| 127 - value.leading_zeros();

@@ -1,6 +1,6 @@
 //! Sums of products of any two columns of some rows, for covariances. Columns are stored in groups, each as wide as a cache line, so that
 //! all reads are sequential; 24 vectors of sums are kept in registers. Each sum adds its products in the order of rows, with fused
-//! operations, so all vectors give the same bits.
+//! operations, so all vector types give the same bits.
 
 use std::marker::PhantomData;
 
@@ -9,7 +9,7 @@ use super::number::Number;
 use super::product::RealNumber;
 use super::simd::{Level, SimdPass, run};
 
-/// Number of rows at a time while columns are grouped.
+/// Number of rows that are processed at a time while columns are grouped.
 const STRIP: usize = 16;
 
 /// Rows whose columns are stored in groups.
@@ -69,7 +69,7 @@ struct GramLoad<'a, T, N> {
     type_: PhantomData<N>,
 }
 
-/// Prefetches a line of memory that is read a strip later, because the processor does not predict steps as wide as a row.
+/// Prefetches a cache line that is read one strip later, because the processor does not predict steps as wide as a row.
 #[inline(always)]
 fn fetch(line: *const u8) {
     #[cfg(target_arch = "x86_64")]
@@ -82,7 +82,7 @@ fn fetch(line: *const u8) {
     let _ = line;
 }
 
-/// Groups of `W` columns.
+/// Pass over groups of `W` columns.
 struct InLines<const W: usize, L>(L);
 
 impl<const W: usize, T: RealNumber, N: Number> InLines<W, GramLoad<'_, T, N>> {
@@ -263,7 +263,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn gram_agrees_on_all_levels(
+        fn gram_gives_equal_results_on_all_simd_levels(
             values in proptest::collection::vec(-9.0..9.0_f64, 80..4000),
             columns in 1..80_usize,
         ) {

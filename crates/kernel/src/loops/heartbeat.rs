@@ -2,17 +2,17 @@
 //!
 //! The first steps are those of Pan and Tompkins ("A Real-Time QRS Detection Algorithm", 1985): the band in which QRS complexes are
 //! strongest, squared and averaged over the length of one complex. Their thresholds from peak to peak fail in noise. Here the peaks are
-//! candidates, and each is rated against both kinds of peaks around it (N. Otsu, "A Threshold Selection Method from Gray-Level
-//! Histograms", 1979). Dynamic programming then chooses the chain of candidates that has the best ratings and the most even intervals (as
-//! D. P. W. Ellis tracks beats of music, 2007). An uneven interval costs less than a clear peak gains, so premature beats stay.
+//! candidates, and each candidate is rated against both kinds of peaks around it (N. Otsu, "A Threshold Selection Method from Gray-Level
+//! Histograms", 1979). Dynamic programming then chooses the chain of candidates with the best ratings and the most even intervals (as D. P.
+//! W. Ellis tracks beats of music, 2007). An uneven interval costs less than a clear peak gains, so premature beats stay.
 
-/// The band, in hertz.
+/// The frequency band of QRS complexes, in hertz.
 const BAND: (f64, f64) = (5.0, 18.0);
 
-/// Lowest sample rate, in hertz: twice the upper end of the band and a margin.
+/// Minimum sample rate of a signal, in hertz: twice the upper end of the band and a margin.
 pub(crate) const RATE_AT_LEAST: f64 = 50.0;
 
-/// Highest sample rate, in hertz: above that of any device, and windows still have a length in samples.
+/// Maximum sample rate of a signal, in hertz: above that of any device, and windows still have a length in samples.
 pub(crate) const RATE_AT_MOST: f64 = 1e6;
 
 /// Length of a QRS complex, in seconds.
@@ -21,43 +21,43 @@ const COMPLEX: f64 = 0.1;
 /// Minimum distance of two beats, in seconds.
 const REFRACTORY: f64 = 0.24;
 
-/// Maximum distance of candidates that are compared with each other, in seconds.
+/// Maximum distance between candidates that are compared with each other, in seconds.
 const AROUND: f64 = 8.0;
 
-/// Minimum and maximum number of beats in a second.
+/// Minimum and maximum number of beats per second.
 const BEATS: (f64, f64) = (0.5, 3.5);
 
-/// Intervals between beats that determine the tempo, in seconds, and the first tempo.
+/// Range of intervals between beats that determine the tempo, in seconds; the next constant is the first tempo.
 const INTERVALS: (f64, f64) = (0.3, 1.8);
 const INTERVAL: f64 = 0.8;
 
-/// Amplitudes below the beats' amplitude by more than this (in natural logarithms) are treated alike.
+/// Amplitudes that are below the beats' amplitude by more than this number (in natural logarithms) are treated alike.
 const FLOOR: f64 = -2.0;
 
-/// Difference of both kinds of peaks (in natural logarithms) from which ratings have their full size.
+/// Difference between the two kinds of peaks (in natural logarithms) from which ratings have their full size.
 const CLEAR: f64 = 0.5;
 
-/// Absolute value of the best and of the worst rating.
+/// Absolute value of the best and of the worst rating of a candidate.
 const RATING: f64 = 1.5;
 
-/// Cost of the square of an interval's deviation (natural logarithm of its ratio to the tempo), and the maximum cost.
+/// Cost of the square of an interval's deviation (natural logarithm of its ratio to the tempo); the next constant is the maximum cost.
 const UNEVEN: f64 = 1.5;
 const UNEVEN_MOST: f64 = 1.0;
 
 /// Maximum distance from a beat to the previous one, in seconds.
 const PAUSE: f64 = 4.0;
 
-/// Peak that may be a beat.
+/// Peak of the signal that may be a beat.
 #[derive(Clone, Copy, Debug)]
 struct PeakCandidate {
     sample: usize,
-    /// Time in seconds.
+    /// Time of the peak in seconds.
     time: f64,
-    /// Amplitude as a natural logarithm.
+    /// Amplitude of the peak as a natural logarithm.
     amplitude: f64,
-    /// Rating; above 0 if the candidate is more probably a beat.
+    /// Rating of the peak; above 0 if the peak is more probably a beat.
     rating: f64,
-    /// Interval between beats near this candidate, in seconds.
+    /// Interval between beats near the peak, in seconds.
     tempo: f64,
 }
 
@@ -97,7 +97,7 @@ fn samples(seconds: f64, rate: f64) -> usize {
     (seconds * rate).round().max(1.0) as usize
 }
 
-/// Returns the sample at which the band is furthest from 0, within `near` samples.
+/// Returns the sample within a distance of `near` samples at which the band is furthest from 0.
 fn highest(band: &[f64], sample: usize, near: usize) -> usize {
     let range = sample.saturating_sub(near)..(sample + near + 1).min(band.len());
     let by_size = |a: &usize, b: &usize| band[*a].abs().total_cmp(&band[*b].abs());
@@ -148,7 +148,7 @@ impl ButterworthFilter {
     }
 }
 
-/// Returns the signal within the band, filtered forwards and backwards so that nothing is shifted.
+/// Returns the signal within the frequency band, filtered forwards and backwards so that nothing is shifted.
 fn band(signal: &[f64], rate: f64) -> Vec<f64> {
     let filters = (
         ButterworthFilter::high(BAND.0, rate),
@@ -197,7 +197,7 @@ fn mean(band: &[f64], width: usize) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the samples that are higher than all before, and not lower than any after, within the length of a complex.
+/// Returns the samples that are higher than all samples before, and not lower than any after, within the length of a complex.
 fn candidates(energy: &[f64], rate: f64) -> Vec<PeakCandidate> {
     let reach = samples(COMPLEX, rate);
     let mut candidates: Vec<PeakCandidate> = Vec::new();
@@ -263,7 +263,7 @@ fn rate_all(candidates: &mut [PeakCandidate]) {
 }
 
 /// Divides amplitudes into low and high so that both groups are as far apart as possible for their sizes. Returns the middle between the
-/// means of both, and the distance of the means, which is above 0.
+/// means of both groups, and the distance of the means, which is above 0.
 fn two_kinds(amplitudes: &mut [f64], seconds: f64) -> (f64, f64) {
     amplitudes.sort_unstable_by(f64::total_cmp);
     #[allow(clippy::cast_precision_loss, reason = "few peaks")]
@@ -367,7 +367,7 @@ fn chain(candidates: &[PeakCandidate]) -> Vec<usize> {
 mod tests {
     use super::*;
 
-    /// Random numbers: uniform from -1 to 1, and approximately normal as a sum of twelve.
+    /// Random numbers for noise: uniform from -1 to 1, and approximately normal as a sum of twelve.
     struct NoiseRandom(u64);
 
     impl NoiseRandom {
@@ -421,7 +421,7 @@ mod tests {
         )
     }
 
-    /// Returns the number of beats that were found, and the number of peaks that are no beat.
+    /// Returns the number of beats that were found, and the number of found peaks that are no beats.
     fn score(found: &[usize], beats: &[usize], rate: f64) -> (usize, usize) {
         let near = samples(0.075, rate);
         let hits = beats

@@ -1,13 +1,13 @@
-//! Memory in huge pages: it is ready sooner, and is read and written faster, than memory in pages of 4 KiB.
+//! Memory in huge pages: it is allocated faster, and is read and written faster, than memory in pages of 4 KiB.
 
 use std::mem::MaybeUninit;
 
 use rustix::mm::{Advice, madvise};
 
-/// Size of a huge page, in bytes. A system with another size applies the advice to the huge pages of its own size.
+/// Size of a huge page, in bytes. An operating system with another size applies the advice to huge pages of its own size.
 const HUGE: usize = 2 << 20;
 
-/// Requests huge pages for the part of `space` into which whole ones fit. No byte of `space` should have been touched yet.
+/// Requests huge pages for the part of `space` into which whole huge pages fit. No byte of `space` should have been touched yet.
 fn ask<T>(space: &mut [MaybeUninit<T>]) {
     let bytes = size_of_val(space);
     let start = space.as_mut_ptr().cast::<u8>();
@@ -20,7 +20,7 @@ fn ask<T>(space: &mut [MaybeUninit<T>]) {
     let _ = unsafe { madvise(start.add(lead).cast(), length, Advice::LinuxHugepage) };
 }
 
-/// Returns `length` zeros, the default of integers; pages become ready when they are first touched.
+/// Returns a vector of `length` zeros, the default of integers; pages are allocated when they are first touched.
 pub(crate) fn zeros<T: Copy + Default>(length: usize) -> Vec<T> {
     let mut zeros = vec![T::default(); length];
     let space = zeros.as_mut_ptr().cast::<MaybeUninit<T>>();

@@ -1,5 +1,5 @@
-//! Vectors of floating-point numbers for loops that keep many vectors in registers, which compilers do not do by themselves. All vectors
-//! add products fused, with one rounding, so all give the same bits.
+//! Vectors of floating-point numbers for loops that keep many vectors in registers, which compilers do not do by themselves. All vector
+//! types add products fused, with one rounding, so all give the same bits.
 
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::{
@@ -13,38 +13,38 @@ use std::arch::x86_64::{
 
 use super::product::RealNumber;
 
-/// Vector of numbers. The code that uses it must be compiled with its instructions; [`super::simd::run`] ensures this.
+/// Vector of numbers. Code that uses a vector type must be compiled with its instructions; [`super::simd::run`] ensures this.
 pub(crate) trait Lanes: Copy {
     type Number: RealNumber;
-    /// Number of lanes.
+    /// Number of lanes of the vector.
     const COUNT: usize;
 
     /// # Safety
-    /// The processor has the instructions, and `from` is valid for `COUNT` numbers.
+    /// The processor must have the instructions of the vector type, and `from` must be valid for `COUNT` numbers.
     unsafe fn load(from: *const Self::Number) -> Self;
 
     /// # Safety
-    /// The processor has the instructions, and `to` has space for `COUNT` numbers.
+    /// The processor must have the instructions of the vector type, and `to` must have space for `COUNT` numbers.
     unsafe fn store(self, to: *mut Self::Number);
 
     /// # Safety
-    /// The processor has the instructions.
+    /// The processor must have the instructions of the vector type.
     unsafe fn all(value: Self::Number) -> Self;
 
     /// Returns `self + a * b`, rounded once.
     ///
     /// # Safety
-    /// The processor has the instructions.
+    /// The processor must have the instructions of the vector type.
     unsafe fn fused(self, a: Self, b: Self) -> Self;
 
-    /// Replaces each number that is less than that of `value` by it, and its place in `known` by `place`.
+    /// Replaces each number that is less than the number in `value` by that number, and its place in `known` by `place`.
     ///
     /// # Safety
-    /// The processor has the instructions.
+    /// The processor must have the instructions of the vector type.
     unsafe fn greater(&mut self, known: &mut Self, value: Self, place: Self);
 }
 
-/// Separate numbers; on processors with vectors of half their size (NEON), compilers use those.
+/// Vector of separate numbers; on processors with vectors of half its size (NEON), compilers use vectors of that size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ScalarLanes<T, const N: usize>([T; N]);
 
@@ -185,11 +185,11 @@ vector!(
     |old, new, by| _mm256_blendv_ps(old, new, by)
 );
 
-/// Adds to `sums` the products of `M` numbers, from `a` on, with the numbers of `C` vectors, those at `b`, over `steps` steps. `step` is
-/// the distance of each step from the previous one. Products are added in order.
+/// Adds to `sums` the products of `M` numbers, from `a` on, with the numbers of `C` vectors, from `b` on, over `steps` steps. `step` is the
+/// distance of each step from the previous step. Products are added in order.
 ///
 /// # Safety
-/// The processor has the instructions, and all these numbers are valid for reads.
+/// The processor must have the instructions of `V`, and all numbers of all steps must be valid for reads.
 #[inline(always)]
 pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
     sums: &mut [[V; C]; M],
@@ -218,7 +218,7 @@ pub(crate) unsafe fn tile<V: Lanes, const M: usize, const C: usize>(
 /// Size of a cache line, in bytes.
 const LINE_BYTES: usize = 64;
 
-/// Numbers that begin at the start of a cache line.
+/// Numbers whose first number is at the start of a cache line.
 #[derive(Debug, Default)]
 pub(crate) struct CacheAligned<T> {
     memory: Vec<T>,
@@ -227,7 +227,7 @@ pub(crate) struct CacheAligned<T> {
 }
 
 impl<T: RealNumber> CacheAligned<T> {
-    /// Sets the number of numbers. Their values are unspecified.
+    /// Sets the number of numbers. The values of the numbers are unspecified.
     pub(crate) fn resize(&mut self, count: usize) {
         if count == self.count {
             return;
@@ -250,7 +250,7 @@ impl<T: RealNumber> CacheAligned<T> {
     }
 }
 
-/// Runs `$body` with `$V` as the vectors of `$level` for numbers of type `$T`.
+/// Evaluates `$body` with `$V` as the vectors of `$level` for numbers of type `$T`.
 macro_rules! with_lanes {
     ($level:expr, $T:ty, |$V:ident| $body:expr) => {
         match $level {

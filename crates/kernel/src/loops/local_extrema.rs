@@ -106,7 +106,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn turns_agree_on_all_levels(bytes in prop_oneof![
+        fn local_extrema_count_is_equal_on_all_simd_levels(bytes in prop_oneof![
             proptest::collection::vec(any::<u8>(), 0..300),
             proptest::collection::vec(any::<u8>(), 60_000..90_000),
             proptest::collection::vec(0..4_u8, 60_000..90_000),

@@ -1,6 +1,6 @@
 //! Inner loops: pure functions over slices, without files, arguments or states.
 //!
-//! Each has a portable path, which every processor runs (compiled for NEON on AArch64, where it has not been tested). For AVX2 and
+//! Each loop has a portable path, which every processor runs (compiled for NEON on AArch64, where it has not been tested). For AVX2 and
 //! AVX-512, the portable path is compiled again or there is a separate path. [`simd::Level`] chooses the path at run time. All paths give
 //! the same results, to the last bit; tests compare them.
 

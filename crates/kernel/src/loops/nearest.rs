@@ -1,6 +1,6 @@
 //! Finds the nearest of some centres for each of many rows. Each lane of a vector has a row, so the nearest centre is chosen in all lanes
-//! at once: the centre with the largest product minus a penalty. Each sum begins with the penalty and adds its products in order, fused,
-//! so all vectors give the same bits.
+//! at once: the centre with the largest product minus a penalty. Each sum begins with the penalty and adds its products in order, fused, so
+//! all vector types give the same bits.
 
 use std::marker::PhantomData;
 
@@ -20,13 +20,13 @@ const BAND_BYTES: usize = 256;
 #[derive(Debug)]
 pub(crate) struct Centres<T> {
     values: Vec<T>,
-    /// Negative penalties; negative infinity for padding without a centre.
+    /// Negative penalties of the centres; negative infinity for padding without a centre.
     penalties: Vec<T>,
     columns: usize,
 }
 
 impl<T: RealNumber> Centres<T> {
-    /// Takes `columns` numbers for each centre, which are rounded; the penalty of each centre is half the sum of their squares.
+    /// Returns the centres in groups, given `columns` numbers for each, which are rounded; a penalty is half the sum of their squares.
     pub(crate) fn new(centres: &[f64], columns: usize) -> Self {
         let count = (centres.len() / columns).next_multiple_of(CENTRES);
         let mut values = vec![T::default(); count * columns];
@@ -49,7 +49,7 @@ impl<T: RealNumber> Centres<T> {
     }
 }
 
-/// Finds the nearest centres of rows; buffers are kept for the next rows.
+/// Finder of the nearest centres of rows; its buffers are kept for the next rows.
 #[derive(Debug, Default)]
 pub(crate) struct Nearest<T> {
     turned: CacheAligned<T>,
@@ -110,7 +110,7 @@ fn bytes_mut<T: RealNumber>(values: &mut [T]) -> &mut [u8] {
 }
 
 struct Find<'a, V: Lanes> {
-    /// Columns of rows, one band of rows at a time.
+    /// Transposed rows: columns of one band of rows at a time.
     turned: &'a [V::Number],
     centres: &'a Centres<V::Number>,
     places: &'a mut [V::Number],
@@ -118,7 +118,7 @@ struct Find<'a, V: Lanes> {
 }
 
 impl<V: Lanes> Find<'_, V> {
-    /// Finds the centres for the rows of `C` vectors, from row `first` on.
+    /// Finds the nearest centres for the rows of `C` vectors, from row `first` on.
     #[inline(always)]
     fn vectors<const C: usize>(&mut self, first: usize) {
         let (columns, band) = (self.centres.columns, self.places.len());
@@ -216,7 +216,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn nearest_agrees_on_all_levels(
+        fn nearest_centre_is_equal_on_all_simd_levels(
             rows in proptest::collection::vec(-9.0..9.0_f64, 40..3000),
             centres in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(1.0)], 40..900),
             columns in 1..40_usize,

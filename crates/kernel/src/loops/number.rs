@@ -5,13 +5,13 @@ use std::cmp::Ordering;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
-/// Counter in a lane.
+/// Counter in a lane of a vector.
 pub(crate) trait LaneCounter: Copy + Default {
-    /// Maximum count.
+    /// Maximum count of the counter.
     const MAX: usize;
-    /// Returns the count plus one if `counts`.
+    /// Returns the counter plus one if `counts` is true.
     fn count(self, counts: bool) -> Self;
-    /// Returns the count.
+    /// Returns the count as a number.
     fn total(self) -> u64;
 }
 
@@ -38,11 +38,11 @@ tally!(u8, u16, u32, u64);
 pub(crate) trait Number:
     Copy + PartialOrd + std::fmt::Debug + Default + Send + Sync + Serialize + DeserializeOwned + 'static
 {
-    /// Integer type of the same size, for counts.
+    /// Integer type of the same size, for counts in lanes.
     type Tally: LaneCounter;
-    /// Size of a value, in bytes.
+    /// Size of a value of the type, in bytes.
     const SIZE: usize;
-    /// Whether sums are exact.
+    /// Whether sums of the type are exact.
     const INTEGER: bool;
     /// Value that is not above any number.
     const LOWEST: Self;
@@ -50,9 +50,9 @@ pub(crate) trait Number:
     const HIGHEST: Self;
     /// Returns the value in the first `SIZE` bytes.
     fn read(bytes: &[u8]) -> Self;
-    /// Returns the same as [`Number::read`] from big-endian bytes.
+    /// Returns the value in the first `SIZE` bytes, most significant byte first.
     fn read_big(bytes: &[u8]) -> Self;
-    /// Returns the nearest `f64`.
+    /// Returns the `f64` nearest to the value.
     #[allow(clippy::wrong_self_convention, reason = "all implementors are Copy")]
     fn to_f64(self) -> f64;
     /// Returns the next larger value; the value itself if there is none.
@@ -63,20 +63,20 @@ pub(crate) trait Number:
     fn bound(value: f64, up: bool) -> Option<Self>;
     /// Writes the value as `SIZE` little-endian bytes.
     fn write(self, to: &mut [u8]);
-    /// Returns an unsigned integer of the same size that is larger exactly if `self` is. If the type is signed, 0 maps to half of its
-    /// range. Both zeros of floats have the same integer; the integer of a NaN has no meaning.
+    /// Returns an unsigned integer of the same size that is larger exactly if `self` is larger. If the type is signed, 0 maps to half of
+    /// its range. Both zeros of floats have the same integer; the integer of a NaN has no meaning.
     fn ordered(self) -> u64;
-    /// Returns the value with this [`Number::ordered`].
+    /// Returns the value for which [`Number::ordered`] returns this integer.
     fn from_ordered(ordered: u64) -> Self;
-    /// Returns the larger of both; `other` if this value is NaN.
+    /// Returns the larger of two values; `other` if this value is NaN.
     fn larger(self, other: Self) -> Self;
-    /// Returns the smaller of both; `other` if this value is NaN.
+    /// Returns the smaller of two values; `other` if this value is NaN.
     fn smaller(self, other: Self) -> Self;
-    /// Returns the exact decimal text.
+    /// Returns the exact decimal text of the value.
     fn text(self) -> String;
-    /// Parses decimal text; also `nan` for floats.
+    /// Parses the decimal text of a value; also `nan` for floats.
     fn parse(text: &str) -> Option<Self>;
-    /// Returns whether both are the same value; a NaN is the same as any other NaN.
+    /// Returns whether two values are the same; a NaN is the same as any other NaN.
     fn same(self, other: Self) -> bool;
 }
 
@@ -273,7 +273,7 @@ integer!(u16, u16);
 integer!(u32, u32);
 integer!(u64, u64);
 
-/// Returns decimal text from which the same `f64` can be read.
+/// Returns a decimal text from which exactly this `f64` can be read.
 pub(crate) fn decimal(value: f64) -> String {
     let plain = value == 0.0 || (1e-5..1e16).contains(&value.abs());
     if plain {

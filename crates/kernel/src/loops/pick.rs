@@ -35,7 +35,7 @@ pub(crate) fn count<T: Number>(level: Level, values: &[u8], range: ValueRange<T>
     }
 }
 
-/// Counts in `L` lanes, which fill four of the widest vectors.
+/// Counts values in `L` lanes, which fill four of the widest vectors.
 fn counted<T: Number, const L: usize>(level: Level, values: &[u8], range: ValueRange<T>) -> u64 {
     let pieces = values.chunks(L * T::SIZE * T::Tally::MAX);
     pieces
@@ -67,7 +67,7 @@ impl<T: Number, const L: usize> SimdPass for RangeCount<'_, T, L> {
     }
 }
 
-/// Copies the whole little-endian values that `keep` accepts to `to`, which must have space for all values. Returns their number.
+/// Copies the whole little-endian values that `keep` accepts to `to`, with space for all values. Returns the number of copied values.
 #[inline]
 pub(crate) fn keep<T: Number>(values: &[u8], to: &mut [u8], keep: impl Fn(T) -> bool) -> usize {
     assert!(to.len() >= values.len(), "there is space for all values");
@@ -110,7 +110,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn pick_agrees_on_all_levels(
+        fn pick_gives_equal_results_on_all_simd_levels(
             bytes in prop_oneof![proptest::collection::vec(any::<u8>(), 0..300), proptest::collection::vec(any::<u8>(), 60_000..90_000)],
             bounds in any::<[u8; 16]>(),
         ) {

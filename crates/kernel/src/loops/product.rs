@@ -1,5 +1,5 @@
-//! Rows of many columns, and their products with the columns of a small matrix: sums are kept in registers, four rows by some vectors at
-//! a time. Each sum adds its products in order, unfused, so all vectors give the same bits.
+//! Rows of many columns, and their products with the columns of a small matrix: sums are kept in registers, four rows by some vectors at a
+//! time. Each sum adds its products in order, unfused, so all vector types give the same bits.
 
 use std::ops::{Add, Mul, Sub};
 
@@ -11,15 +11,15 @@ use super::simd::{Level, SimdPass, run};
 pub(crate) trait RealNumber:
     Number + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self>
 {
-    /// Vectors of AVX-512: a whole cache line.
+    /// Vectors of AVX-512 for the type: a whole cache line.
     #[cfg(target_arch = "x86_64")]
     type Wide: Lanes<Number = Self>;
-    /// Vectors of AVX2: half a cache line.
+    /// Vectors of AVX2 for the type: half a cache line.
     #[cfg(target_arch = "x86_64")]
     type Half: Lanes<Number = Self>;
-    /// As many numbers as in half a cache line.
+    /// As many separate numbers as in half a cache line.
     type Plain: Lanes<Number = Self>;
-    /// Returns the nearest number of this type.
+    /// Returns the number of this type that is nearest to `value`.
     fn of(value: f64) -> Self;
     /// Returns `self + a * b`, rounded once.
     fn fused(self, a: Self, b: Self) -> Self;
@@ -58,7 +58,7 @@ impl RealNumber for f32 {
     }
 }
 
-/// Type of values, and the type in which kernels compute with them.
+/// Type of values, with the type in which kernels compute with the values.
 pub(crate) trait Computed: Number {
     type Real: RealNumber;
 }
@@ -73,10 +73,10 @@ macro_rules! computed {
 
 computed!(f32: f32, f64: f64, i8: f64, i16: f64, i32: f64, i64: f64, u8: f64, u16: f64, u32: f64, u64: f64);
 
-/// Widths are multiples of this number; zeros fill the rest.
+/// Divisor of all widths of rows; zeros fill the rest of a row.
 pub(crate) const PADDING: usize = 8;
 
-/// The number of rows is a multiple of this number.
+/// Divisor of the number of rows.
 const ROWS_PADDED: usize = 64;
 
 /// Number of rows that are processed together.
@@ -112,7 +112,7 @@ fn tile<T: RealNumber, const N: usize>(
     sums
 }
 
-/// Runs `$body` with `$N` as the number of columns that `$level` keeps in registers at a time, for numbers of type `$T`.
+/// Evaluates `$body` with `$N` as the number of columns that `$level` keeps in registers at a time, for numbers of type `$T`.
 macro_rules! with_width {
     ($level:expr, $T:ty, |$N:ident| $body:expr) => {
         match ($level, size_of::<$T>()) {
@@ -134,7 +134,7 @@ macro_rules! with_width {
     };
 }
 
-/// Rows of numbers as a block: each row has `width` numbers, with zeros after its columns.
+/// Block of rows of numbers: each row has `width` numbers, with zeros after its columns.
 #[derive(Debug, Default)]
 pub(crate) struct Panel<T> {
     pub(crate) values: Vec<T>,
@@ -170,7 +170,7 @@ impl<T: RealNumber> Panel<T> {
         );
     }
 
-    /// Returns the rows at which groups of four rows begin.
+    /// Returns the rows of the panel at which groups of four rows begin.
     fn fours(&self) -> impl Iterator<Item = usize> + use<T> {
         (0..self.rows).step_by(ROWS)
     }
@@ -229,7 +229,7 @@ impl<F: Fn(f64) -> f64> SimdPass for AddRows<'_, F> {
     }
 }
 
-/// Columns for products with rows: each has as many numbers as a row. Their numbers are interleaved, and zeros fill the last ones.
+/// Columns for products with rows: each has as many numbers as a row. Their numbers are interleaved, and zeros fill the last columns.
 #[derive(Debug, Default)]
 pub(crate) struct Columns<T> {
     values: Vec<T>,
@@ -238,7 +238,7 @@ pub(crate) struct Columns<T> {
 }
 
 impl<T: RealNumber> Columns<T> {
-    /// Makes columns of the rows of `rows`, which has `length` numbers in each.
+    /// Returns columns with the numbers of the rows in `rows`, which has `length` numbers in each row.
     pub(crate) fn new(rows: &[T], length: usize) -> Self {
         let count = rows.len() / length;
         let width = count.next_multiple_of(PADDING);
@@ -333,7 +333,7 @@ mod tests {
         bytes
     }
 
-    /// Returns the sum in the order of the loops, without vectors.
+    /// Returns the sum of products in the order of the loops, without vectors.
     fn dot<T: RealNumber>(pairs: impl Iterator<Item = (T, T)>) -> T {
         pairs.fold(T::default(), |sum, (a, b)| sum + a * b)
     }
@@ -361,7 +361,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
         #[test]
-        fn product_agrees_on_all_levels(
+        fn row_products_are_equal_on_all_simd_levels(
             rows in proptest::collection::vec(-9.0..9.0_f64, 40..900),
             centres in proptest::collection::vec(prop_oneof![-9.0..9.0_f64, Just(1.0)], 40..900),
             length in 1..40_usize,

@@ -5,13 +5,13 @@
 
 use std::sync::LazyLock;
 
-/// Code that profits from wide vectors. `run` must be `#[inline(always)]`, or it is compiled without them.
+/// Code that profits from wide vectors. `run` must be `#[inline(always)]`, or it is compiled without the vector instructions.
 pub(crate) trait SimdPass {
     type Output;
     fn run(self) -> Self::Output;
 }
 
-/// Set of vector instructions.
+/// Set of vector instructions for which passes are compiled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Level {
     Portable,
@@ -98,7 +98,7 @@ mod require;
 mod tests {
     use super::*;
 
-    /// All tests of loops use the available levels. This test reports the levels that no test covers.
+    /// Tests of loops cover the SIMD levels that the processor supports. This test reports the levels that no test covers.
     #[test]
     fn missing_simd_levels_are_reported() {
         let levels = Level::available();

@@ -1,6 +1,6 @@
 //! Parts of an array of any dimensions: from a start, up to a stop, with a step.
 
-/// Selected part of one dimension.
+/// Selected indices of one dimension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DimensionSpan {
     /// Size of the whole dimension.
@@ -14,7 +14,7 @@ pub(crate) struct DimensionSpan {
 }
 
 /// Copies the part of `from` that `spans` selects. `from` is an array in row-major order of items of `size` bytes (1, 2, 4 or 8); `spans`
-/// has the slowest dimension first. The pieces are as long as the contiguous parts.
+/// has the slowest dimension first. The part is passed on in pieces as long as its contiguous parts.
 pub(crate) fn subset<E>(
     from: &[u8],
     size: usize,
@@ -51,7 +51,7 @@ pub(crate) fn subset<E>(
     Ok(())
 }
 
-/// Copies items of `N` bytes of one row, many at a time.
+/// Copies the selected items of `N` bytes of one row, many at a time.
 fn every<const N: usize, E>(
     from: &[u8],
     span: DimensionSpan,

@@ -5,14 +5,14 @@
 
 use super::simd::Level;
 
-/// Number of columns of a block: as many rows of the result are written in turn, few enough for the processor to cache the addresses of
+/// Number of columns of a block: so many rows of the result are written in turn, few enough for the processor to cache the addresses of
 /// their pages.
 const BLOCK: usize = 256;
 
-/// Number of rows of a band, each a part of a line of the result's rows.
+/// Number of rows of a band, whose values in one column are a part of a cache line of the result.
 const BAND: usize = 32;
 
-/// Columns `columns` of a matrix.
+/// Columns of a matrix that are transposed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ColumnBlock<'a> {
     /// Whole matrix, in row-major order.
@@ -23,13 +23,13 @@ pub(crate) struct ColumnBlock<'a> {
     pub(crate) rows: usize,
     /// Number of values in a row.
     pub(crate) width: usize,
-    /// First column.
+    /// Index of the first column.
     pub(crate) first: usize,
-    /// Number of columns.
+    /// Number of columns that are transposed.
     pub(crate) columns: usize,
 }
 
-/// Writes columns as the rows of `to`, which must have exactly as many values.
+/// Writes columns of a matrix as the rows of `to`, which must have exactly as many values.
 pub(crate) fn transpose(part: ColumnBlock<'_>, to: &mut [u8], level: Level) {
     let ColumnBlock {
         from,
@@ -73,10 +73,10 @@ pub(crate) fn transpose(part: ColumnBlock<'_>, to: &mut [u8], level: Level) {
     }
 }
 
-/// Locations of values.
+/// Locations of the values of a matrix and of its transpose.
 #[derive(Clone, Copy)]
 struct TransposeMatrix {
-    /// First value of the first column.
+    /// Address of the first value of the first column.
     from: *const u8,
     to: *mut u8,
     rows: usize,
@@ -87,7 +87,7 @@ struct TransposeMatrix {
 
 impl TransposeMatrix {
     /// # Safety
-    /// All values must be valid.
+    /// All values of the matrix and of its transpose must be valid.
     #[inline(always)]
     unsafe fn plain<const N: usize>(self) {
         // SAFETY: as the caller's.
@@ -101,7 +101,7 @@ impl TransposeMatrix {
     /// Passes all tiles of `side` by `side` values from row `lead` on to `tile`, and transposes the smaller parts at the edges itself.
     ///
     /// # Safety
-    /// All values must be valid.
+    /// All values of the matrix and of its transpose must be valid.
     #[inline(always)]
     unsafe fn blocks<const N: usize>(
         self,
@@ -165,10 +165,10 @@ mod x86 {
 
     use super::TransposeMatrix;
 
-    /// Size in bytes beyond which no cache holds the result.
+    /// Size in bytes beyond which no cache holds the result of a transposition.
     const FAR: usize = 8 << 20;
 
-    /// Returns the position of the first line in each row of the result, if lines can and should be stored past the caches.
+    /// Returns the position of the first cache line in each row of the result, if lines can and should be stored past the caches.
     fn far(matrix: &TransposeMatrix, size: usize) -> Option<usize> {
         let row = matrix.rows * size;
         let lead = matrix.to.align_offset(64);
@@ -193,7 +193,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of eight bytes must be valid, and the processor must have AVX-512 F.
+    /// All values must be valid and have eight bytes, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide_8(matrix: TransposeMatrix) {
         let lead = far(&matrix, 8);
@@ -243,7 +243,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of four bytes must be valid, and the processor must have AVX-512 F.
+    /// All values must be valid and have four bytes, and the processor must have AVX-512 F.
     #[target_feature(enable = "avx512f")]
     pub(super) unsafe fn wide_4(matrix: TransposeMatrix) {
         let lead = far(&matrix, 4);
@@ -295,7 +295,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// All values of eight bytes must be valid, and the processor must have AVX2.
+    /// All values must be valid and have eight bytes, and the processor must have AVX2.
     #[target_feature(enable = "avx2")]
     pub(super) unsafe fn half_8(matrix: TransposeMatrix) {
         let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {

@@ -7,18 +7,18 @@ use super::state::{BoxState, CellNumbers, real};
 use crate::array::ArrayError;
 use crate::loops::number::Number;
 
-/// Maximum number of bins in one histogram.
+/// Maximum number of bins in one histogram of a cell.
 const BINS_MAX: u32 = 1 << 20;
 
-/// Maximum number of counters of all cells.
+/// Maximum number of counters of all cells together.
 pub(super) const COUNTERS_MAX: u64 = 2 << 20;
 
-/// Requested bins: `10`, `-5:35:80`.
+/// Requested bins of a histogram: `10`, `-5:35:80`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct WantedBins {
     /// Number of bins.
     pub bins: u32,
-    /// Lowest and highest edge; `None`: the extremes of the values.
+    /// Lowest and highest edge; `None` stands for the smallest and largest value.
     pub between: Option<(f64, f64)>,
 }
 
@@ -78,7 +78,7 @@ pub struct Edges {
 }
 
 impl Edges {
-    /// Makes edges of `bins` bins between two numbers.
+    /// Returns the edges of `bins` bins of equal width between two numbers.
     ///
     /// # Errors
     /// If the numbers are not finite, or too close to each other for so many bins.
@@ -92,14 +92,14 @@ impl Edges {
         )))
     }
 
-    /// Returns whether each edge is above the previous one. The numbers may come from an untrusted source.
+    /// Returns whether each edge is above the previous edge. The numbers may come from an untrusted source.
     fn are_apart(self) -> bool {
         let finite = self.low.is_finite() && (self.high - self.low).is_finite();
         let many = (1..=BINS_MAX).contains(&self.bins);
         finite && many && (0..self.bins).all(|bin| self.edge(bin) < self.edge(bin + 1))
     }
 
-    /// Returns the start of a bin; for the number of bins, the end of the last one.
+    /// Returns the start of a bin; for the number of bins, the end of the last bin.
     fn edge(self, bin: u32) -> f64 {
         if bin == self.bins {
             return self.high;
@@ -119,7 +119,7 @@ impl Edges {
     }
 }
 
-/// Counters of each cell in a pass.
+/// Counters of bins for each cell in a pass.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Bins {
     /// Factor and summand that are applied to values before they are sorted into bins.
@@ -128,7 +128,7 @@ pub struct Bins {
 }
 
 impl Bins {
-    /// Checks the edges, which may come from an untrusted source.
+    /// Checks the edges of the bins, which may come from an untrusted source.
     pub(super) fn check(&self) -> std::result::Result<(), ArrayError> {
         match self.edges.are_apart() {
             true => Ok(()),
@@ -147,7 +147,7 @@ impl Bins {
     }
 }
 
-/// Finds the bin of a value: a product estimates it, and the edges there decide exactly.
+/// Finder of a value's bin: a product estimates the bin, and the edges near it decide exactly.
 #[derive(Debug)]
 pub(super) struct Placer {
     unpack: Option<(f64, f64)>,
@@ -156,7 +156,7 @@ pub(super) struct Placer {
 }
 
 impl Placer {
-    /// Returns the counter of a value.
+    /// Returns the index of the counter of a value.
     #[inline(always)]
     #[allow(
         clippy::cast_possible_truncation,
@@ -187,12 +187,12 @@ impl Placer {
     }
 }
 
-/// Progress of a histogram, from pass to pass.
+/// Progress of a histogram from pass to pass.
 #[derive(Clone, Debug)]
 pub(super) enum Binning {
-    /// The pass finds the extremes.
+    /// The pass finds the smallest and largest value.
     Ends(u32),
-    /// The pass counts values. The second value is the number of values in each cell in the pass for the extremes, if there was one.
+    /// The pass counts values. The second value is the number of values per cell in the pass for the extremes, if there was such a pass.
     Counted(Edges, Option<Vec<u64>>),
 }
 
@@ -211,7 +211,7 @@ impl Binning {
         })
     }
 
-    /// Returns the edges, once they are known.
+    /// Returns the edges of the bins, once they are known.
     pub(super) fn edges(&self) -> Option<Edges> {
         match self {
             Self::Ends(_) => None,
@@ -219,10 +219,10 @@ impl Binning {
         }
     }
 
-    /// Continues with the next pass; returns whether there is one.
+    /// Continues with the next pass of a histogram; returns whether there is another pass.
     ///
     /// # Errors
-    /// If the extremes are not finite, or values changed between two passes.
+    /// If the smallest or largest value is not finite, or if values changed between two passes.
     pub(super) fn next(&mut self, found: &BoxState) -> Result<bool> {
         match self {
             Self::Ends(bins) => {
@@ -242,8 +242,8 @@ impl Binning {
     }
 }
 
-/// Returns bins between the extremes of all cells. As in numpy, a single value is in the middle, and without values the bins are from 0
-/// to 1.
+/// Returns bins between the smallest and largest value of all cells. As in numpy, a single value is in the middle, and without values the
+/// bins are from 0 to 1.
 fn between(found: &BoxState, bins: u32) -> Result<Edges> {
     let ends = |numbers: &CellNumbers| -> Vec<f64> {
         let all = match numbers {
@@ -272,7 +272,7 @@ fn between(found: &BoxState, bins: u32) -> Result<Edges> {
     })
 }
 
-/// Returns the counts as numbers of cells.
+/// Returns the counts as numbers of a result's cells.
 pub(super) fn whole(counts: &[u64]) -> Vec<Option<i128>> {
     counts
         .iter()

@@ -1,4 +1,4 @@
-//! Inner loops over blocks of little-endian values: all values to one cell, or each to a cell of its own.
+//! Inner loops over blocks of little-endian values: all values to one cell, or each value to a separate cell.
 
 use std::marker::PhantomData;
 
@@ -11,7 +11,7 @@ use crate::loops::simd::{self, Level, SimdPass};
 /// Number of lanes of a block: the same on every processor, so that sums of floats are the same, too.
 const LANES: usize = 32;
 
-/// Type whose sums are supported.
+/// Type of values whose sums are supported.
 pub(super) trait Summable: Number {
     /// Sum of up to 4096 values.
     type Lane: Copy + Default;
@@ -133,7 +133,7 @@ fn plus((sum, lost): Compensated, (value, below): Compensated) -> Compensated {
     (sum, lost + (more + below))
 }
 
-/// Results of a block.
+/// Results of a block of values.
 #[derive(Clone, Copy)]
 pub(super) struct BlockResult<T: Summable> {
     pub(super) count: u64,
@@ -142,7 +142,7 @@ pub(super) struct BlockResult<T: Summable> {
     pub(super) high: T,
 }
 
-/// Counts, sums and, with `EXTREMES`, finds the smallest and largest value. With `BIG`, values are big-endian.
+/// Pass that counts, sums and, with `EXTREMES`, finds the smallest and largest value. With `BIG`, values are big-endian.
 pub(super) struct CellBlock<'a, T, K, const SUM: bool, const EXTREMES: bool, const BIG: bool> {
     pub(super) values: &'a [u8],
     pub(super) keeps: K,
@@ -208,7 +208,7 @@ impl<T: Summable, K: Fn(T) -> bool, const SUM: bool, const EXTREMES: bool, const
     }
 }
 
-/// Computes the sum of the squared distances of values from their mean.
+/// Pass that computes the sum of the squared distances of values from their mean.
 pub(super) struct Squares<'a, T, K> {
     pub(super) values: &'a [u8],
     pub(super) mean: f64,
@@ -243,12 +243,12 @@ impl<T: Summable, K: Fn(T) -> bool> SimdPass for Squares<'_, T, K> {
     }
 }
 
-/// Cells of a box, with one array for each kind of result.
+/// Results of the cells of a box, with one array for each kind of result.
 #[derive(Debug)]
 pub(super) struct Cells<T: Summable> {
     pub(super) counts: Vec<u64>,
     pub(super) sums: Vec<T::Total>,
-    /// Sums of weighted values.
+    /// Sums of weighted values, one for each cell.
     pub(super) weighted: Vec<Compensated>,
     pub(super) weights: Vec<Compensated>,
     pub(super) lows: Vec<T>,
@@ -257,7 +257,7 @@ pub(super) struct Cells<T: Summable> {
     pub(super) counters: Option<CellCounters>,
 }
 
-/// Adds each value to a cell of its own.
+/// Pass that adds each value to a separate cell.
 struct EachCell<'a, T: Summable, K> {
     values: &'a [u8],
     keeps: K,
@@ -327,7 +327,7 @@ impl<T: Summable, K: Fn(T) -> bool> SimdPass for EachCell<'_, T, K> {
 }
 
 impl<T: Summable> Cells<T> {
-    /// Adds each value to a cell of its own, from `first` on.
+    /// Adds each value of a block to a separate cell, from `first` on.
     pub(super) fn each<K: Fn(T) -> bool>(
         &mut self,
         level: Level,
@@ -351,7 +351,7 @@ impl<T: Summable> Cells<T> {
         !self.sums.is_empty() && more == [0, 0] && self.counters.is_none()
     }
 
-    /// Adds big-endian values to one cell that keeps only the sum. The reading loop swaps their bytes, so that they need no buffer.
+    /// Adds big-endian values to one cell that keeps only the sum. The reading loop swaps the bytes of values, so that they need no buffer.
     pub(super) fn add_swapped<K: Fn(T) -> bool + Copy>(
         &mut self,
         level: Level,
@@ -367,7 +367,7 @@ impl<T: Summable> Cells<T> {
         }
     }
 
-    /// Adds all values to one cell.
+    /// Adds all values of a block to one cell.
     pub(super) fn all<K: Fn(T) -> bool + Copy>(
         &mut self,
         level: Level,

@@ -7,17 +7,17 @@ use super::plan::PlannedCoordinate;
 /// Maximum number of runs of indices of one dimension of a file.
 const RUNS_MAX: usize = 64;
 
-/// Selected part of a dimension.
+/// Selected indices of a dimension.
 pub(super) struct ChosenIndices {
-    /// Runs of indices, in the order of the result.
+    /// Runs of selected indices, in the order of the result.
     pub(super) runs: Vec<IndexRange>,
-    /// All values of the coordinate, in which selected longitudes are those of the selection; `None` if they are the file's own.
+    /// All values of the coordinate, in which selected longitudes are those of the selection; `None` if all are the file's own values.
     pub(super) values: Option<Vec<f64>>,
-    /// Number of missing values.
+    /// Number of missing values of the coordinate.
     pub(super) missing: usize,
 }
 
-/// Range from the least to the greatest value, and whether the greatest is included.
+/// Range from the least to the greatest selected value, and whether the greatest value is included.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ValueInterval {
     pub(super) least: f64,
@@ -26,7 +26,7 @@ pub(super) struct ValueInterval {
 }
 
 impl ValueInterval {
-    /// Converts the ends to the coordinate's own type.
+    /// Converts the ends of the range to the coordinate's own type.
     pub(super) fn of(found: &PlannedCoordinate, (least, most, through): (f64, f64, bool)) -> Self {
         let own = |value: f64| match found.single && found.units.is_none() {
             #[expect(clippy::cast_possible_truncation, reason = "the nearest is wanted")]
@@ -49,7 +49,7 @@ impl ValueInterval {
         value >= self.least && (value < self.most || self.through && value <= self.most)
     }
 
-    /// Returns whether the range extends more than one and a half steps beyond the values.
+    /// Returns whether the range extends more than one and a half steps beyond the values of the coordinate.
     pub(super) fn is_beyond(
         self,
         values: impl Iterator<Item = f64>,
@@ -99,7 +99,7 @@ fn few(found: &[(usize, usize)]) -> Result<(), String> {
     }
 }
 
-/// Selects by ascending or descending values. Some of the values may be missing.
+/// Selects indices by the ascending or descending values of a coordinate. Some of the values may be missing.
 pub(super) fn by_values(values: &[f64], span: ValueInterval) -> Result<ChosenIndices, String> {
     let found = runs(values.len(), |index| span.has(values[index]));
     few(&found)?;
@@ -118,7 +118,7 @@ pub(super) fn by_values(values: &[f64], span: ValueInterval) -> Result<ChosenInd
     })
 }
 
-/// Selects by longitudes, which are periodic with 360 degrees.
+/// Selects indices by longitudes, which are periodic with 360 degrees.
 pub(super) fn by_longitudes(
     found: &PlannedCoordinate,
     span: ValueInterval,
@@ -187,7 +187,7 @@ pub(super) fn by_longitudes(
     })
 }
 
-/// Selects every `step`-th of the selected indices; `taken` counts the indices of the previous files.
+/// Selects every `step`-th of the selected indices; `taken` counts the selected indices of the previous files.
 pub(super) fn every(runs: &[IndexRange], step: u64, taken: &mut u64) -> Vec<IndexRange> {
     let mut left = Vec::new();
     for one in runs {
@@ -205,7 +205,7 @@ pub(super) fn every(runs: &[IndexRange], step: u64, taken: &mut u64) -> Vec<Inde
     left
 }
 
-/// Returns the runs without the excluded indices.
+/// Returns the runs of indices without the excluded indices.
 pub(super) fn without(
     ranges: &[IndexRange],
     left_out: impl Fn(u64) -> bool,

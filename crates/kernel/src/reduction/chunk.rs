@@ -1,11 +1,11 @@
-//! Pieces of a file as items. A piece that is stored on several nodes becomes several items.
+//! Pieces of a file as items of a reduction. A piece that is stored on several nodes becomes several items.
 
 use tidemill_format::{FileSpan, IndexRange, VariableExtent};
 
 use super::task::ReductionItem;
 use crate::reduce_workers::StoredBytes as Stored;
 
-/// Makes an item of a piece whose bytes are at these locations.
+/// Returns the item for a piece whose bytes are at these locations.
 #[must_use]
 pub fn item(piece: &VariableExtent, bytes: Vec<Stored>) -> ReductionItem {
     ReductionItem {
@@ -19,8 +19,8 @@ pub fn item(piece: &VariableExtent, bytes: Vec<Stored>) -> ReductionItem {
     }
 }
 
-/// Cuts a contiguous piece at `ends`, ascending offsets in the file at which the bytes of one part end and those of another begin. It
-/// cuts at whole rows if possible, so that only values across an end are in both pieces.
+/// Cuts a contiguous piece at `ends`, ascending offsets in the file at which the bytes of one part end and those of another begin. Cuts at
+/// whole rows if possible, so that only values across an end are in both pieces.
 #[must_use]
 pub fn cut(piece: &VariableExtent, ends: &[u64]) -> Vec<VariableExtent> {
     let mut pieces = Vec::new();

@@ -1,4 +1,4 @@
-//! Counters of cells, in addition to the number of values.
+//! Counters of cells, in addition to the number of values in each cell.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,7 @@ use super::ranks::Digits;
 use crate::array::ArrayError;
 use crate::loops::number::Number;
 
-/// Property of the values that is counted.
+/// Property of values that is counted.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub enum Counted {
     /// Numbers of values with each digit.
@@ -25,7 +25,7 @@ impl Counted {
         }
     }
 
-    /// Returns the number of bytes for each cell.
+    /// Returns the number of bytes that the counters take for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         match self {
             Self::Digits(digits) => digits.cell_bytes(),
@@ -33,7 +33,7 @@ impl Counted {
         }
     }
 
-    /// Checks the description for `cells` cells. It may come from an untrusted source.
+    /// Checks the counters' description for `cells` cells. The description may come from an untrusted source.
     pub(super) fn check(&self, cells: usize) -> Result<(), ArrayError> {
         match self {
             Self::Digits(digits) => digits.check(cells),
@@ -42,7 +42,7 @@ impl Counted {
     }
 }
 
-/// Method of counting.
+/// Method of counting values.
 #[derive(Debug)]
 enum CountMethod {
     Digits(Digits),
@@ -50,7 +50,7 @@ enum CountMethod {
     Bins(Placer, usize),
 }
 
-/// Counters of all cells; those of one cell are contiguous.
+/// Counters of all cells; the counters of one cell are contiguous.
 #[derive(Debug)]
 pub(super) struct CellCounters {
     of: CountMethod,
@@ -68,7 +68,7 @@ impl CellCounters {
         }
     }
 
-    /// Counts a value of a cell.
+    /// Counts a value in the counters of a cell.
     #[inline(always)]
     pub(super) fn put<T: Number>(&mut self, cell: usize, value: T) {
         match &self.of {

@@ -2,7 +2,7 @@
 
 use crate::array::ArrayError;
 
-/// See the module.
+/// Reason why a variable cannot be reduced.
 #[derive(Debug, thiserror::Error)]
 #[allow(missing_docs, reason = "the messages say it")]
 pub enum Error {
@@ -71,7 +71,7 @@ pub enum Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Makes the error of an invalid file, or of an invalid request to it.
+    /// Returns the error of an invalid file, or of an invalid request for the file.
     pub(super) fn of(file: impl Into<String>, source: tidemill_format::Error) -> Self {
         Self::Format {
             file: file.into(),

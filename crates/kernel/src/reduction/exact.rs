@@ -84,7 +84,7 @@ fn whole(operation: ReduceOperation, numbers: &[i64], fill: Option<i64>) -> Opti
 }
 
 #[test]
-fn integers_of_64_bits_are_compared_and_summed_exactly() {
+fn reduction_compares_and_sums_64_bit_integers_exactly() {
     let near = [1, 1 << 53, (1 << 53) + 1];
     assert_eq!(whole(ReduceOperation::Count, &near, Some(1 << 53)), Some(2));
     assert_eq!(
@@ -117,7 +117,7 @@ fn integers_of_64_bits_are_compared_and_summed_exactly() {
 }
 
 #[test]
-fn sums_over_64_bits_are_written_exactly_or_refused() {
+fn reduction_sums_over_64_bits_are_written_exactly_or_refused() {
     let bytes: Vec<u8> = [i64::MAX; 3]
         .iter()
         .flat_map(|one| one.to_le_bytes())
@@ -141,7 +141,7 @@ fn sums_over_64_bits_are_written_exactly_or_refused() {
 }
 
 #[test]
-fn empty_variables_have_count_of_0() {
+fn reduction_of_empty_variable_counts_zero() {
     let of = |unlimited: bool, operation: ReduceOperation| {
         let x = variable(
             "x",
@@ -218,7 +218,7 @@ fn weighted_mean_of_constant_is_constant() {
     }
 }
 
-/// Returns a cube of 75 days from 20 January on, in which each seventh value is missing.
+/// Returns a cube of 75 days from 20 January on, in which every seventh value is missing.
 fn cube(kind: &DataKind) -> (Vec<Variable>, Vec<u8>) {
     let (times, lats, lons) = (75_u32, 4_u32, 3_u32);
     let mut bytes: Vec<u8> = (0..times)
@@ -278,7 +278,7 @@ fn words(text: &str) -> ReductionQuery {
     words.query().unwrap()
 }
 
-/// Returns the result at once, and the same result written in slabs of at most `most` cells.
+/// Returns the result computed at once, and the same result written in slabs of at most `most` cells.
 fn both(kind: &DataKind, query: &ReductionQuery, most: u64) -> (ResultTable, Vec<u8>) {
     let (variables, bytes) = cube(kind);
     let whole = table(query, variables.clone(), &bytes).unwrap();
@@ -300,7 +300,7 @@ fn both(kind: &DataKind, query: &ReductionQuery, most: u64) -> (ResultTable, Vec
 }
 
 #[test]
-fn slabs_of_result_equal_whole_result() {
+fn slabs_contain_same_values_as_whole_result() {
     for query in [
         "op=mean over=time by=month",
         "op=mean over=time,lon by=day weights=lat",
@@ -331,7 +331,7 @@ fn slabs_of_result_equal_whole_result() {
 }
 
 #[test]
-fn integer_slabs_have_64_bits_and_fill_value() {
+fn integer_slabs_are_written_with_64_bits_and_fill_value() {
     for query in [
         "op=max over=lat",
         "op=sum over=time by=month",

@@ -1,4 +1,4 @@
-//! Types and filters of a variable, for decoding.
+//! Data types and filters of a variable, for decoding.
 
 use tidemill_format::{
     DataKind, DataType, Endian, ExactNumber, Filter, Meaning, Storage, Variable,
@@ -8,7 +8,7 @@ use super::error::{Error, Result};
 use super::task::{ReductionTask, WantedResults};
 use crate::array::{Codec, Dtype, Literal};
 
-/// Decoding of a variable.
+/// Description of a variable's decoding.
 #[derive(Debug)]
 pub(super) struct Coding {
     pub(super) dtype: Dtype,
@@ -19,7 +19,7 @@ pub(super) struct Coding {
 }
 
 impl Coding {
-    /// Returns the task that folds such values; the caller adds the targets.
+    /// Returns the task that folds values with this decoding; the caller adds the targets.
     pub(super) fn task(self, meaning: &Meaning, wants: WantedResults) -> ReductionTask {
         ReductionTask {
             dtype: self.dtype,
@@ -36,7 +36,7 @@ impl Coding {
     }
 }
 
-/// Returns the decoding of a variable. `unsigned`: whether integers are read as unsigned ([`Meaning::unsigned`]).
+/// Returns the decoding of a variable. `unsigned` is true if integers are read as unsigned ([`Meaning::unsigned`]).
 pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<Coding> {
     let unsupported = |what: String| Error::Unsupported {
         file: file.into(),
@@ -75,7 +75,7 @@ pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<
     })
 }
 
-/// Returns the type of numbers of 8 to 64 bits.
+/// Returns the type of numbers of 8 to 64 bits; `None` for other data types.
 pub(crate) fn dtype(data_type: &DataType, unsigned: bool) -> Option<Dtype> {
     match data_type.kind {
         DataKind::Int | DataKind::Uint | DataKind::Bool => {}
@@ -145,14 +145,14 @@ const OF_STORAGE: [&str; 8] = [
     "_Unsigned",
 ];
 
-/// Returns whether a result leaves out an attribute of a coordinate: it describes storage, or names a variable that the result does not
-/// have.
+/// Returns whether a result leaves out an attribute of a coordinate: the attribute describes storage, or names a variable that the result
+/// does not have.
 pub(super) fn is_of_stored_coordinate(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(attribute, "bounds" | "climatology" | "formula_terms")
 }
 
-/// Returns whether a result leaves out an attribute of the reduced variable, or has its own instead.
+/// Returns whether a result leaves out an attribute of the reduced variable, or has its own value instead.
 pub(super) fn is_of_stored_values(attribute: &str) -> bool {
     OF_STORAGE.contains(&attribute)
         || matches!(

@@ -11,7 +11,7 @@ use crate::array::{ArrayError, Codec, DIMENSIONS_MAX, Literal, RAW_BYTES_MAX, wi
 use crate::loops::number::Number;
 use crate::loops::simd::Level;
 
-/// Folds pieces into the cells of one box, one after the other.
+/// Fold of pieces into the cells of one box, one piece after the other.
 pub struct BoxFold {
     task: ReductionTask,
     sink: Box<dyn FoldSink>,
@@ -29,7 +29,7 @@ impl std::fmt::Debug for BoxFold {
 }
 
 impl BoxFold {
-    /// Starts without values. `cells` are the first cell of the box and its lengths.
+    /// Returns a fold without values. `cells` are the first cell of the box and its lengths.
     ///
     /// # Errors
     /// If there are too many cells, or if the task is invalid.
@@ -66,7 +66,7 @@ impl BoxFold {
         })
     }
 
-    /// Adds a piece. `stored` are its bytes in their stored form.
+    /// Adds a piece to the fold. `stored` are the bytes of the piece in their stored form.
     ///
     /// # Errors
     /// If the bytes do not match the task, or if the piece is outside of the box.
@@ -108,7 +108,7 @@ impl BoxFold {
         &self.cells
     }
 
-    /// Returns the state.
+    /// Returns the state of the box after all pieces.
     #[must_use]
     pub fn finish(self) -> BoxState {
         let (at, shape) = self.cells;
@@ -116,7 +116,7 @@ impl BoxFold {
     }
 }
 
-/// Checks that the piece fits this task; returns the number of bytes that it decodes to, if that is within the limit.
+/// Checks that a piece fits the task; returns the number of bytes that the piece decodes to, if this number is within the limit.
 fn check(task: &ReductionTask, item: &ReductionItem) -> Result<Option<usize>, ArrayError> {
     let rank = task.targets.len();
     if item.shape.len() != rank || item.within.len() != rank || item.at.len() != rank {
@@ -146,7 +146,7 @@ fn check(task: &ReductionTask, item: &ReductionItem) -> Result<Option<usize>, Ar
     Ok(raw.and_then(|raw| usize::try_from(raw).ok()))
 }
 
-/// Copies rows that are apart into a contiguous buffer.
+/// Copies rows that are apart in memory into a contiguous buffer.
 fn gather_rows(
     item: &ReductionItem,
     (stride, raw): (u64, usize),
@@ -172,7 +172,7 @@ fn gather_rows(
     Ok(())
 }
 
-/// One dimension of a walk.
+/// One dimension of a walk over a piece.
 #[derive(Debug, Clone)]
 struct FoldDimension<'a> {
     length: usize,
@@ -185,9 +185,9 @@ struct FoldDimension<'a> {
 #[derive(Debug, Clone, PartialEq)]
 enum Leads {
     Nowhere,
-    /// Distance from one index to the next, in cells.
+    /// Distance from one index to the next, in cells of the box.
     On(usize),
-    /// Cell of each index.
+    /// Cell of each index of the dimension.
     To(Vec<usize>),
 }
 
@@ -221,8 +221,8 @@ fn strides(task: &ReductionTask, item: &ReductionItem) -> Option<Vec<usize>> {
     Some(strides)
 }
 
-/// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first one from the start of the
-/// box. `cells` is the distance from one index to the next in the box. Returns `None` if a destination is outside of the box.
+/// Returns the destinations of the indices of a dimension that is not reduced, and the distance of the first destination from the start of
+/// the box. `cells` is the distance from one index to the next in the box. Returns `None` if a destination is outside of the box.
 fn leads(
     target: &DimensionTarget,
     (first, end): (usize, usize),
@@ -325,7 +325,7 @@ impl<'a> FoldWalk<'a> {
     }
 }
 
-/// Destination of values.
+/// Destination of the values of a walk.
 trait FoldSink: Send {
     fn take(&mut self, walk: &FoldWalk<'_>, values: &RawValues<'_>) -> Result<(), ArrayError>;
     fn finish(self: Box<Self>, at: Vec<u64>, shape: Vec<u64>) -> BoxState;
@@ -337,7 +337,7 @@ struct Typed<T: Summable> {
     buffers: [Vec<u8>; 2],
 }
 
-/// Rule for values that count. NaN never counts.
+/// Rule for values of a type that count. NaN never counts.
 #[derive(Clone, Debug)]
 pub(crate) enum ValueFilter<T> {
     All,
@@ -346,7 +346,7 @@ pub(crate) enum ValueFilter<T> {
     Within {
         least: T,
         most: T,
-        /// No excluded value, or two, which may be the same.
+        /// Excluded values: none, or two values, which may be the same.
         not: Option<[T; 2]>,
     },
     Many {
@@ -394,10 +394,10 @@ fn sink<T: Summable>(task: &ReductionTask, cells: usize) -> Result<Box<dyn FoldS
     }))
 }
 
-/// Returns the rule for values of a type.
+/// Returns the rule for values of a type that count.
 ///
 /// # Errors
-/// If there are too many missing values.
+/// If there are too many values that stand for missing values.
 #[allow(
     clippy::cast_precision_loss,
     reason = "the nearest bound is looked for"
@@ -449,7 +449,7 @@ pub(crate) fn kept<T: Number>(keep: &KeepRule) -> Result<ValueFilter<T>, ArrayEr
     })
 }
 
-/// Runs `$body` with `$keeps` as a closure that returns whether a value counts.
+/// Evaluates `$body` with `$keeps` as a closure that returns whether a value counts.
 macro_rules! with_keep {
     ($keep:expr, $level:ident, $keeps:ident => $body:expr) => {{
         let $level = Level::best();

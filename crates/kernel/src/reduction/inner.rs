@@ -1,5 +1,5 @@
 //! Common part of a dimension of all files, like `xarray.open_mfdataset(join="inner")`: the values of the coordinate that are in every
-//! file, in the order of the first file. Selections have indices of that part; [`to_own`] converts these to the indices of a file.
+//! file, in the order of the first file. Selections have indices of the common part; [`to_own`] converts these to the indices of a file.
 
 use std::rc::Rc;
 
@@ -14,7 +14,7 @@ use super::task::DimensionTarget;
 /// Index of a value that a file does not have.
 const NONE: u64 = u64::MAX;
 
-/// Finds the common part of a dimension.
+/// Finds the common part of a dimension of all files.
 ///
 /// # Errors
 /// If the coordinates cannot be compared, or if no value is in all files.
@@ -70,7 +70,7 @@ pub(super) fn intersect(files: &mut [PlannedFile<'_>], dimension: usize) -> Resu
     Ok(())
 }
 
-/// Checks a dimension whose coordinate the first file does not have: its length must be the same in all files, and none may have the
+/// Checks a dimension whose coordinate the first file does not have: its length must be the same in all files, and no file may have the
 /// coordinate.
 fn without(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
     let size = |file: &PlannedFile<'_>| file.variable.dimensions[dimension].size;
@@ -89,7 +89,7 @@ fn without(files: &mut [PlannedFile<'_>], dimension: usize) -> Result<()> {
     Ok(())
 }
 
-/// Returns the index in another file of each value of the first; `None` if the two are the same. NaN is no value.
+/// Returns the index in another file of each value of the first file; `None` if the two coordinates are the same. NaN is no value.
 fn found_in(
     first: &PlannedCoordinate,
     other: &PlannedCoordinate,
@@ -126,10 +126,10 @@ fn found_in(
     Ok(Some(found))
 }
 
-/// Selected runs of one dimension, the target of each, and its weights.
+/// Selected runs of one dimension, the target of each run, and its weights.
 type SelectedRuns = (Vec<IndexRange>, Vec<DimensionTarget>, Vec<Vec<f64>>);
 
-/// Converts the selection of a file from indices of the common part to its own indices; `weights` are those of one dimension.
+/// Converts the selection of a file from indices of the common part to the file's own indices; `weights` are those of one dimension.
 pub(super) fn to_own(
     file: &mut PlannedFile<'_>,
     targets: &mut [Vec<DimensionTarget>],
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn common_selection_becomes_runs_of_file() {
+    fn inner_join_selection_becomes_index_runs_of_file() {
         // The selection has every second of ten common indices, from the second on.
         let common: Vec<u64> = vec![3, 4, 5, 6, 20, 21, 9, 8, 7, 30];
         let targets = [DimensionTarget::Kept(5)];

@@ -24,7 +24,7 @@ use crate::reduce_workers::StoredBytes as Stored;
 /// Number of bytes of a coordinate that are read at once.
 const COORDINATE_PIECE: u64 = 4 << 20;
 
-/// Reads the header of a file; a zip file is a directory from then on.
+/// Reads the header of a file; a zip file is treated as a directory.
 ///
 /// # Errors
 /// If the file has no known format.
@@ -36,8 +36,8 @@ pub fn header(name: &str, store: VariableSource<'_>) -> Result<Header> {
     header.map_err(|source| Error::of(name, source))
 }
 
-/// Reduces files that can be read here. If the result is too large to be found at once, returns its outline, whose values [`slabs`]
-/// finds.
+/// Reduces files that this process can read. If the result is too large to be computed at once, returns its outline, whose values [`slabs`]
+/// computes.
 ///
 /// # Errors
 /// If the files cannot be reduced as requested.
@@ -53,13 +53,13 @@ pub fn reduce(
     }
 }
 
-/// Receives the values of some cells of a result.
+/// Function that receives the values of some cells of a result.
 pub type CellReceiver<'a> = dyn FnMut(&CellRange, &ResultTable) -> Result<()> + 'a;
 
-/// Reduces like [`reduce`], slab by slab.
+/// Reduces files like [`reduce`], one slab after the other.
 ///
 /// # Errors
-/// Like [`reduce`], or if the slabs cannot be written.
+/// Errors of [`reduce`], or if the slabs cannot be written.
 pub fn slabs(
     query: &ReductionQuery,
     inputs: &[ReductionInput<'_>],
@@ -92,9 +92,9 @@ pub(super) fn found(
 /// Input of a reduction: a file, or a directory with a Zarr array.
 #[derive(Debug)]
 pub enum LocalInput {
-    /// A file.
+    /// The input is a file.
     File(File),
-    /// A directory.
+    /// The input is a directory with a Zarr array.
     Directory(PathBuf),
 }
 
@@ -114,7 +114,7 @@ impl LocalInput {
     }
 }
 
-/// Runs a function with the headers of open files.
+/// Calls a function with the headers of open files.
 ///
 /// # Errors
 /// If a header cannot be read, or if the function fails.
@@ -150,7 +150,7 @@ pub fn with_files<T>(
 /// Merges the state of some pieces of a file into the whole state.
 ///
 /// # Errors
-/// If the state does not fit.
+/// If the state of the pieces does not fit the whole state.
 pub fn merge(file: &FilePlan, all: &mut BoxState, some: BoxState) -> Result<()> {
     let some = match file.unpack {
         Some((scale, offset)) => some.unpacked(scale, offset),
@@ -260,7 +260,7 @@ fn read(input: ReductionInput<'_>, span: &FileSpan, into: &mut Vec<u8>) -> Resul
 /// Returns the values of a variable of one dimension, unpacked according to its attributes; NaN for missing values.
 ///
 /// # Errors
-/// If the values cannot be read.
+/// If the values of the variable cannot be read.
 pub fn values(input: ReductionInput<'_>, variable: &Variable) -> Result<Vec<f64>> {
     let meaning = variable.meaning(input.header.format);
     let meaning = meaning.map_err(|source| Error::of(input.name, source))?;

@@ -1,5 +1,5 @@
-//! Reductions of variables of scientific files: they map values of files to cells of the result, fold values on the nodes that store
-//! them, and merge the states where the result is needed (`docs/reduce.md`).
+//! Reductions of variables of scientific files: they map values of files to cells of the result, fold values on the nodes that store them,
+//! and merge the states where the result is needed (`docs/reduce.md`).
 //!
 //! [`ReductionQuery`] describes the request. [`plan()`] reads the headers and computes the work for each file. A [`BoxFold`] folds a
 //! [`ReductionTask`] with [`ReductionItem`]s into a [`BoxState`], states are merged, and a [`ResultTable`] is shown or written. Only [`local`]
@@ -54,10 +54,10 @@ pub use task::{
 };
 pub use write::ResultFormat;
 
-/// Maximum size of one state, in bytes: the cells that are folded at once.
+/// Maximum size of one partial state, in bytes: the cells that are folded at once.
 pub const STATE_BYTES_MAX: usize = 64 << 20;
 
-/// Maximum number of cells of a result that is found at once.
+/// Maximum number of cells of a result that is computed at once.
 pub const CELLS_MAX: u64 = 16 << 20;
 
 /// Maximum number of cells of a result.
@@ -69,5 +69,5 @@ pub const COORDINATE_MAX: u64 = 4 << 20;
 /// Maximum number of files in one reduction.
 pub const FILES_MAX: usize = 65_536;
 
-/// Size of a piece of contiguous data, in bytes: this fits into the second-level cache, together with the source of the copy.
+/// Size of a piece of contiguous data, in bytes: a piece of this size fits into the second-level cache, together with its copy's source.
 pub const PIECE_BYTES: u64 = 256 << 10;

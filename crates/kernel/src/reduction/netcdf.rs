@@ -1,4 +1,4 @@
-//! Writes results as netCDF classic files, at once or slab by slab.
+//! Writes results of reductions as netCDF classic files, at once or slab by slab.
 
 use std::io::{self, Seek, SeekFrom, Write};
 
@@ -12,7 +12,7 @@ use super::table::{Column, ResultAxis, ResultField, ResultTable, Scalar};
 use super::write::{integers, reals, singles};
 
 impl ResultTable {
-    /// Writes netCDF classic; with 64-bit integers, the form of it that supports them.
+    /// Writes the result as netCDF classic; results with 64-bit integers use the form of the format that supports them.
     pub(super) fn netcdf(&self, out: &mut dyn Write) -> io::Result<()> {
         let stored = |field: &ResultField| match field.single {
             true => (FLOAT, singles(field, FILL, f32::to_be_bytes)),
@@ -32,7 +32,7 @@ impl ResultTable {
         Ok(())
     }
 
-    /// Returns the header of a file with these variables, and the offset of each; the last offset is the end of the file.
+    /// Returns the header of a file with these variables, and the offset of each variable; the last offset is the end of the file.
     fn head(&self, variables: &[WrittenVariable]) -> (Vec<u8>, Vec<u64>) {
         let mut dimensions = self
             .axes
@@ -64,8 +64,7 @@ impl ResultTable {
         variables
     }
 
-    /// Returns the coordinates of all dimensions, each after its bounds. The last dimension of bounds follows all dimensions of the
-    /// result.
+    /// Returns the coordinates of all dimensions, each after its bounds. The last dimension of bounds follows all dimensions of the result.
     fn coordinates(&self) -> Vec<WrittenVariable> {
         let mut variables = Vec::new();
         for (number, axis) in self.axes.iter().enumerate() {
@@ -96,7 +95,7 @@ impl ResultTable {
         variables
     }
 
-    /// Returns the name of the bounds of a coordinate.
+    /// Returns the name of the variable that holds the bounds of a coordinate.
     fn bounds_of(&self, name: &str) -> String {
         let mut name = format!("{name}_bnds");
         while self.fields.iter().any(|field| field.variable == name) {
@@ -144,7 +143,7 @@ impl ResultTable {
     }
 }
 
-/// Returns the middle of the reduced part of a dimension.
+/// Returns a scalar variable with the middle of the reduced part of a dimension.
 fn scalar(scalar: &Scalar) -> WrittenVariable {
     let (low, high) = scalar.ends;
     let is_kept = |one: &&Attribute| !is_of_stored_coordinate(&one.name);
@@ -171,7 +170,7 @@ fn doubles(
     }
 }
 
-/// netCDF's default for a double that was never written.
+/// netCDF's default fill value for doubles that were never written.
 const FILL: f64 = 9.969_209_968_386_869e36;
 
 const CHAR: u32 = 2;
@@ -186,9 +185,9 @@ struct WrittenVariable {
     dimensions: Vec<usize>,
     attributes: Vec<Attribute>,
     kind: u32,
-    /// Length in bytes.
+    /// Length of the variable in bytes.
     length: u64,
-    /// Values, unless they are written later.
+    /// Values of the variable, unless they are written later.
     bytes: Vec<u8>,
 }
 
@@ -225,7 +224,7 @@ fn big(values: &Column) -> (u32, Vec<u8>) {
     }
 }
 
-/// Header of a classic file; its numbers have 8 bytes in version 5.
+/// Header of a netCDF classic file; its numbers have 8 bytes in version 5.
 struct ClassicHeader {
     bytes: Vec<u8>,
     wide: bool,
@@ -260,7 +259,7 @@ impl ClassicHeader {
         self.number(count as u64);
     }
 
-    /// Writes attributes. Fill values have the type of the variable.
+    /// Writes attributes to the header. Fill values have the type `of` of their variable.
     fn attributes(&mut self, attributes: &[Attribute], of: u32) {
         let kept: Vec<(&str, u32, u64, Vec<u8>)> = attributes
             .iter()
@@ -358,7 +357,7 @@ fn head(
     (head(&begins), begins)
 }
 
-/// File of a result whose values are written slab by slab.
+/// netCDF file of a result whose values are written slab by slab.
 #[derive(Debug)]
 pub struct Netcdf<W> {
     out: W,
@@ -366,7 +365,7 @@ pub struct Netcdf<W> {
     fields: Vec<FieldLocation>,
 }
 
-/// Location of a field.
+/// Location of a field in the file.
 #[derive(Debug)]
 struct FieldLocation {
     name: String,
@@ -375,7 +374,7 @@ struct FieldLocation {
 }
 
 impl<W: Write + Seek> Netcdf<W> {
-    /// Writes everything except the values of the fields. Integers are written with 64 bits.
+    /// Writes everything except the values of the fields to a new file. Integers are written with 64 bits.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -420,7 +419,7 @@ impl<W: Write + Seek> Netcdf<W> {
         Ok(Self { out, shape, fields })
     }
 
-    /// Writes the values of some cells. The fields of the table are those of the file from `first` on.
+    /// Writes the values of some cells. The fields of the table are the fields of the file from `first` on.
     ///
     /// # Errors
     /// If the file cannot be written, or if integers do not fit into 64 bits.
@@ -466,7 +465,7 @@ fn unwritten(source: io::Error) -> Error {
     }
 }
 
-/// netCDF's default for a 64-bit integer that was never written.
+/// netCDF's default fill value for 64-bit integers that were never written.
 pub(super) const WHOLE_FILL: i64 = -9_223_372_036_854_775_806;
 
 fn bytes_of(kind: u32) -> u64 {
@@ -505,7 +504,7 @@ impl FieldLocation {
     }
 }
 
-/// Returns the last axis along which the cells are only a part, or the first axis: everything after it is contiguous.
+/// Returns the last axis along which the cells are only a part, or the first axis: cells are contiguous along all later axes.
 fn cut(shape: &[u64], (_, lengths): &CellRange) -> usize {
     let parts = shape.iter().zip(lengths);
     parts
@@ -514,13 +513,13 @@ fn cut(shape: &[u64], (_, lengths): &CellRange) -> usize {
         .unwrap_or(0)
 }
 
-/// Returns the number of contiguous bytes of some cells.
+/// Returns the number of contiguous bytes in a range of cells.
 fn row_bytes(shape: &[u64], cells: &CellRange, kind: u32) -> usize {
     let cut = cut(shape, cells);
     as_usize(cells.1[cut..].iter().product::<u64>() * bytes_of(kind)).max(1)
 }
 
-/// Returns the offsets of the contiguous parts of some cells, in bytes.
+/// Returns the offsets of the contiguous parts of a range of cells, in bytes.
 fn rows(shape: &[u64], cells: &CellRange, size: u64) -> impl Iterator<Item = u64> {
     let (at, lengths) = cells;
     let cut = cut(shape, cells);

@@ -24,10 +24,10 @@ enum PassKind {
 }
 
 impl ReductionPlan {
-    /// Returns the first pass.
+    /// Returns the first pass of the plan.
     ///
     /// # Errors
-    /// If the result has more cells than can be found at once.
+    /// If the result has more cells than can be computed at once.
     pub fn pass(&self) -> Result<Pass<'_>> {
         let of = match (self.search(), self.binning(self.cells())) {
             (Some(search), _) => PassKind::Ranks(search?),
@@ -67,7 +67,7 @@ impl Pass<'_> {
         state
     }
 
-    /// Returns the task for pieces of a file that lead into a box of cells.
+    /// Returns the task for pieces of a file whose values belong to a box of cells.
     #[must_use]
     pub fn task(&self, file: &FilePlan, cells: &(Vec<u64>, Vec<u64>)) -> ReductionTask {
         let counted = match &self.of {
@@ -90,7 +90,7 @@ impl Pass<'_> {
         }
     }
 
-    /// Returns the number of bytes for each cell.
+    /// Returns the number of bytes that the pass needs for each cell.
     #[must_use]
     pub fn cell_bytes(&self, file: &FilePlan) -> usize {
         let counted = match &self.of {
@@ -100,7 +100,7 @@ impl Pass<'_> {
         file.task.bytes_with(self.wants()) + counted
     }
 
-    /// Continues with the next pass, if there is one.
+    /// Continues with the next pass, and returns whether there is one.
     ///
     /// # Errors
     /// If the values differ from those of previous passes, or do not allow bins.

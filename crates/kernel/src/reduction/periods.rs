@@ -1,14 +1,14 @@
-//! Times that values represent: the time stamp, or the interval that the file has for it.
+//! Times that values represent: the time stamp of a value, or the interval that the file has for it.
 
 use super::error::Result;
 use super::plan::{PlannedCoordinate, PlannedFile};
 use super::query::TimeAt;
 
-/// Distance before the end of an interval that counts as the end, in seconds.
+/// Distance from the end of an interval within which a time counts as the end, in seconds.
 const BEFORE_END: f64 = 1e-3;
 
-/// Returns a time for each index, in the units of the file. If the meaning of stamps is not given, no stamp may be in another group than
-/// its whole interval in the file.
+/// Returns a time for each index, in the units of the file. If the meaning of time stamps is not given, no stamp may be in another group
+/// than its whole interval in the file.
 pub(super) fn stamps(
     file: &PlannedFile<'_>,
     dimension: usize,
@@ -61,7 +61,7 @@ pub(super) fn stamps(
     }
 }
 
-/// Returns the interval between times, if it is always the same: `1 day`, `6 hours`.
+/// Returns the interval between successive times, if it is always the same: `1 day`, `6 hours`.
 pub(super) fn interval(seconds: &[f64]) -> Option<String> {
     let mut sorted = seconds.to_vec();
     sorted.sort_by(f64::total_cmp);

@@ -1,4 +1,4 @@
-//! Makes a plan from a query and the headers of files: the work for each file.
+//! Planning of a reduction: computes the work for each file from a query and the headers of files.
 
 use std::collections::BTreeMap;
 use std::f64::consts::PI;
@@ -25,16 +25,16 @@ use super::table::{Coordinate, ResultAxis, Scalar};
 use super::task::{DimensionTarget, ReductionTask, WantedResults};
 use super::{COORDINATE_MAX, FILES_MAX, RESULT_MAX, STATE_BYTES_MAX, inner, local};
 
-/// File whose header was read.
+/// Input file of a reduction whose header was read.
 #[derive(Clone, Copy)]
 pub struct ReductionInput<'a> {
-    /// Name in errors.
+    /// Name of the file in errors.
     pub name: &'a str,
-    /// Header.
+    /// Header of the file.
     pub header: &'a Header,
-    /// Source of its coordinates.
+    /// Source of the file's coordinates.
     pub store: VariableSource<'a>,
-    /// The one file that contains all bytes, if it is no directory.
+    /// Bytes of the file; `None` if the input is a directory.
     pub bytes: Option<&'a dyn Bytes>,
 }
 
@@ -46,16 +46,16 @@ impl std::fmt::Debug for ReductionInput<'_> {
     }
 }
 
-/// Work for one file.
+/// Work of a reduction on one file.
 #[derive(Debug)]
 pub struct FilePlan {
-    /// Number of the input.
+    /// Number of the file among the inputs.
     pub input: usize,
-    /// Variable.
+    /// Variable that is reduced.
     pub variable: Variable,
     /// Selected part of the variable.
     pub selection: Vec<IndexRange>,
-    /// Task that folds the values.
+    /// Task that folds the values of the file.
     pub task: ReductionTask,
     /// Factor and summand that are applied to numbers before states are merged.
     pub unpack: Option<(f64, f64)>,
@@ -72,13 +72,13 @@ pub struct ReductionPlan {
     pub notes: Vec<String>,
     pub(super) variable: String,
     pub(super) units: Option<String>,
-    /// Attributes of the variable and of the whole file, from the first file.
+    /// Attributes of the variable, and of the whole file, from the first file.
     pub(super) attributes: [Vec<Attribute>; 2],
     /// Reduced dimensions in the form of `cell_methods`: the text before the method, and the text after it.
     pub(super) methods: (String, String),
-    /// Dimensions that the result does not have, if they have values.
+    /// Dimensions that the result does not have, if they have coordinate values.
     pub(super) scalars: Vec<Scalar>,
-    /// Whether all values are 32-bit floats.
+    /// Whether all values of the variable are 32-bit floats.
     pub(super) single: bool,
     pub(super) ddof: u32,
     pub(super) quantiles: Vec<f64>,
@@ -88,12 +88,12 @@ pub struct ReductionPlan {
 }
 
 impl ReductionPlan {
-    /// Returns the shape of the result.
+    /// Returns the shape of the reduction's result.
     pub(super) fn shape(&self) -> Vec<u64> {
         self.axes.iter().map(|axis| axis.length).collect()
     }
 
-    /// Returns the search for quantiles, if any are requested. Values of several types, or packed ones, are searched as doubles.
+    /// Returns the search for quantiles, if any are requested. Values of several types, or packed values, are searched as doubles.
     pub(super) fn search(&self) -> Option<Result<QuantileSearch>> {
         if self.quantiles.is_empty() {
             return None;
@@ -110,12 +110,12 @@ impl ReductionPlan {
         ))
     }
 
-    /// Returns the state of a histogram of `cells` cells, if one is requested.
+    /// Returns the state of a histogram of `cells` cells, if a histogram is requested.
     pub(super) fn binning(&self, cells: u64) -> Option<Result<Binning>> {
         self.bins.map(|wanted| Binning::new(wanted, cells))
     }
 
-    /// Returns the number of bins, if any are requested.
+    /// Returns the number of requested bins, if any are requested.
     pub(super) fn bin_count(&self) -> Option<u32> {
         self.bins.map(|wanted| wanted.bins)
     }
@@ -171,10 +171,10 @@ pub(super) fn wants(operation: ReduceOperation) -> WantedResults {
 /// Maximum number of boxes in the selection of one file.
 const PARTS_MAX: usize = 4096;
 
-/// Dimension of the files of an ensemble.
+/// Name of the dimension along which the files of an ensemble are joined.
 const MEMBER: &str = "member";
 
-/// File during planning.
+/// File during the planning of a reduction.
 pub(super) struct PlannedFile<'a> {
     pub(super) input: usize,
     pub(super) of: ReductionInput<'a>,
@@ -187,16 +187,16 @@ pub(super) struct PlannedFile<'a> {
     pub(super) selection: Vec<Vec<IndexRange>>,
 }
 
-/// Coordinate.
+/// Coordinate of a dimension during planning.
 #[derive(Clone)]
 pub(super) struct PlannedCoordinate {
     pub(super) values: Vec<f64>,
     pub(super) units: Option<Units>,
-    /// Reason why its units are not supported, if they are times.
+    /// Reason why the units of the coordinate are not supported, if its values are times.
     pub(super) odd: Option<String>,
-    /// Whether it is stored as 32-bit floats.
+    /// Whether the coordinate is stored as 32-bit floats.
     pub(super) single: bool,
-    /// Maximum distance of a value from its exact number, which follows from its packing.
+    /// Maximum distance of a coordinate value from its exact number, which follows from the packing of values.
     pub(super) slack: f64,
     /// Whether some values are not those of the file, but longitudes of a selection.
     turned: bool,
@@ -204,7 +204,7 @@ pub(super) struct PlannedCoordinate {
 }
 
 impl PlannedCoordinate {
-    /// Returns a value, or the time that it means, as text.
+    /// Returns a coordinate value as text: the number, or the time that it stands for.
     pub(super) fn shown(&self, value: f64) -> String {
         let moment = self.units.and_then(|units| units.moment(value));
         moment.map_or_else(|| value.to_string(), |moment| moment.to_string())
@@ -249,7 +249,7 @@ impl<'a> PlannedFile<'a> {
             })
     }
 
-    /// Returns the number of indices that can be selected.
+    /// Returns the number of indices of a dimension that can be selected.
     fn size(&self, dimension: usize) -> u64 {
         let own = self.variable.dimensions[dimension].size;
         self.common
@@ -298,13 +298,13 @@ impl<'a> PlannedFile<'a> {
         Ok(self.coordinates.get(&dimension).and_then(Option::as_deref))
     }
 
-    /// Returns the coordinate in a form that other files can share.
+    /// Returns the coordinate of a dimension in a form that other files can share.
     pub(super) fn shared(&mut self, dimension: usize) -> Result<Option<Rc<PlannedCoordinate>>> {
         self.coordinate(dimension)?;
         Ok(self.coordinates.get(&dimension).cloned().flatten())
     }
 
-    /// Returns the coordinate, if it has few values that can be read.
+    /// Returns the coordinate of a dimension, if it has few values and they can be read.
     fn known(&mut self, dimension: usize) -> Option<Rc<PlannedCoordinate>> {
         match self.variable.dimensions[dimension].size <= SCALAR_MAX {
             true => self.shared(dimension).ok().flatten(),
@@ -312,12 +312,12 @@ impl<'a> PlannedFile<'a> {
         }
     }
 
-    /// Uses the coordinate of another file as its own.
+    /// Uses the coordinate of another file for a dimension of this file.
     pub(super) fn adopt(&mut self, dimension: usize, coordinate: Option<Rc<PlannedCoordinate>>) {
         self.coordinates.insert(dimension, coordinate);
     }
 
-    /// Drops a coordinate that was read.
+    /// Drops the coordinate of a dimension that was read.
     pub(super) fn forget(&mut self, dimension: usize) {
         self.coordinates.remove(&dimension);
     }
@@ -350,14 +350,14 @@ impl<'a> PlannedFile<'a> {
         }))
     }
 
-    /// Returns start and end of the cell of each index, if the file has them.
+    /// Returns start and end of the cell of each index, if the file contains them.
     pub(super) fn intervals(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let sorted = |(one, two): (f64, f64)| (one.min(two), one.max(two));
         let pairs = self.pairs(dimension)?;
         Ok(pairs.map(|all| all.into_iter().map(sorted).collect()))
     }
 
-    /// Returns the bounds of each index as the file has them, if any.
+    /// Returns the bounds of each index as the file contains them, if any.
     fn pairs(&self, dimension: usize) -> Result<Option<Vec<(f64, f64)>>> {
         let Some(coordinate) = self.coordinate_variable(dimension) else {
             return Ok(None);
@@ -400,7 +400,7 @@ impl<'a> PlannedFile<'a> {
         })
     }
 
-    /// Selects the indices of one dimension by values of its coordinate. Longitudes are then those of the selection.
+    /// Selects the indices of one dimension by values of its coordinate. Selected longitudes are then those of the selection.
     fn by_values(
         &mut self,
         dimension: usize,
@@ -452,7 +452,7 @@ impl<'a> PlannedFile<'a> {
         }
     }
 
-    /// Returns the selected values of a coordinate.
+    /// Returns the selected values of a dimension's coordinate.
     fn selected(&mut self, dimension: usize) -> Result<Vec<f64>> {
         let runs = self.selection[dimension].clone();
         let found = self.coordinate(dimension)?;
@@ -564,7 +564,7 @@ fn led(
     Ok((targets, axes))
 }
 
-/// Checks a variable without values: it has a count of 0. Other results are allowed only if values may follow.
+/// Checks a variable without values: its count is 0. Other results are allowed only if values may follow.
 fn check_empty(query: &ReductionQuery, file: &PlannedFile<'_>) -> Result<()> {
     let grows = |one: &tidemill_format::Dimension| one.size == 0 && one.unlimited;
     if query.operation == ReduceOperation::Count || file.variable.dimensions.iter().any(grows) {
@@ -577,7 +577,7 @@ fn check_empty(query: &ReductionQuery, file: &PlannedFile<'_>) -> Result<()> {
     })
 }
 
-/// Returns the reduced dimensions.
+/// Returns the dimensions that the query reduces.
 fn over(query: &ReductionQuery, first: &PlannedFile<'_>) -> Result<Vec<usize>> {
     let Some(names) = &query.over else {
         return Ok((0..first.variable.dimensions.len()).collect());
@@ -594,7 +594,7 @@ fn over(query: &ReductionQuery, first: &PlannedFile<'_>) -> Result<Vec<usize>> {
     own.map(|name| first.dimension(name)).collect()
 }
 
-/// Returns the reduced dimensions in the form of `cell_methods`, with the interval of their times if that is always the same.
+/// Returns the reduced dimensions in the form of `cell_methods`, with the interval of their times if the interval is always the same.
 fn methods(
     query: &ReductionQuery,
     files: &mut [PlannedFile<'_>],
@@ -643,7 +643,7 @@ fn methods(
     Ok((before, behind))
 }
 
-/// Maximum number of values of a reduced dimension whose values are read.
+/// Maximum number of coordinate values of a reduced dimension that are read.
 const SCALAR_MAX: u64 = 1 << 16;
 
 /// Returns the coordinates of the dimensions that the result does not have: from the first to the last reduced value.
@@ -729,7 +729,7 @@ fn retain<'a>(
     }
 }
 
-/// Leaves out the indices without a time.
+/// Leaves out the indices of a time dimension that have no time.
 fn leave_out_missing(
     files: &mut Vec<PlannedFile<'_>>,
     (time, along): (usize, Option<usize>),
@@ -868,7 +868,7 @@ fn along(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<Option<usi
     Ok(Some(along))
 }
 
-/// Checks that members have the same dimensions.
+/// Checks that the members of an ensemble have the same dimensions.
 fn members(query: &ReductionQuery, files: &[PlannedFile<'_>]) -> Result<()> {
     let (names, shape) = (files[0].names(), files[0].variable.shape());
     for file in &files[1..] {
@@ -940,7 +940,7 @@ fn select(
     Ok(())
 }
 
-/// Notes missing values, and a selection that extends beyond the values.
+/// Notes missing coordinate values, and a selection that extends beyond the values.
 fn noted(
     files: &mut [PlannedFile<'_>],
     (dimension, one): (usize, &DimensionSelection),
@@ -985,7 +985,7 @@ fn noted(
     Ok(())
 }
 
-/// Selects along the dimension along which files are joined: steps continue from one file to the next.
+/// Selects indices of the dimension along which files are joined: steps continue from one file to the next.
 fn select_along(
     one: &DimensionSelection,
     files: &mut [PlannedFile<'_>],
@@ -1068,7 +1068,7 @@ fn indices(
     })
 }
 
-/// Returns the dimension whose coordinate is a time.
+/// Returns the dimension whose coordinate is a time, if there is one.
 fn time(file: &mut PlannedFile<'_>, along: Option<usize>) -> Result<usize> {
     let rank = file.variable.dimensions.len();
     for dimension in along.into_iter().chain(0..rank) {
@@ -1086,7 +1086,7 @@ fn time(file: &mut PlannedFile<'_>, along: Option<usize>) -> Result<usize> {
     )))
 }
 
-/// Returns the selected values of a coordinate.
+/// Returns the selected values of a coordinate, given runs of indices.
 fn chosen(values: &[f64], runs: &[IndexRange]) -> Vec<f64> {
     let index = |range: &IndexRange, place: u64| as_usize(range.start + place * range.step);
     let of = |range: &IndexRange| {
@@ -1097,13 +1097,13 @@ fn chosen(values: &[f64], runs: &[IndexRange]) -> Vec<f64> {
     runs.iter().flat_map(of).collect()
 }
 
-/// Targets of runs: for each file those of one dimension, or for each dimension those of one file.
+/// Targets of runs: for each file the targets of one dimension, or for each dimension the targets of one file.
 type Targets = Vec<Vec<DimensionTarget>>;
 
-/// Targets of each run of each file, and the axis.
+/// Targets of each run of each file, and the axis of the result.
 type RunTargets = (Targets, Option<ResultAxis>);
 
-/// Converts times to the units of another file.
+/// Converts the times of a file to the units of another file.
 pub(super) fn alike(
     found: &PlannedCoordinate,
     as_first: Option<&Units>,
@@ -1245,7 +1245,7 @@ fn groups(
     Ok((targets, Some(axis_of(&all, by, (name, units, attributes)))))
 }
 
-/// Returns the dimension of groups.
+/// Returns the dimension of the result that contains the groups of times.
 fn axis_of(
     all: &BTreeMap<i64, Option<(f64, f64)>>,
     by: TimeGrouping,

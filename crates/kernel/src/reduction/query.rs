@@ -8,7 +8,7 @@ use super::bins::WantedBins;
 use super::error::{Error, Result};
 use super::ranks::QUANTILES_MAX;
 
-/// Result for the values of a cell.
+/// Requested result for the values of a cell.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs, reason = "the names say it")]
 pub enum ReduceOperation {
@@ -49,11 +49,11 @@ pub enum TimeGrouping {
     Month,
     Day,
     Hour,
-    /// The same season of all years.
+    /// Times of the same season of all years form a group.
     SeasonOfYear,
-    /// The same month of all years.
+    /// Times of the same month of all years form a group.
     MonthOfYear,
-    /// The same hour of all days.
+    /// Times of the same hour of all days form a group.
     HourOfDay,
 }
 
@@ -68,37 +68,37 @@ pub(super) const GROUPINGS: [(&str, TimeGrouping); 8] = [
     ("climatological-hour", TimeGrouping::HourOfDay),
 ];
 
-/// Selected part of a dimension.
+/// Selected part of a dimension of a variable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DimensionSelection {
-    /// Dimension.
+    /// Name of the dimension.
     pub dimension: String,
     pub(super) what: IndexSelection,
-    /// Step: every `step`-th selected index is used.
+    /// Step of the selection: every `step`-th selected index is used.
     pub(super) step: u64,
 }
 
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum IndexSelection {
     All,
-    /// From the first index to before the second, as in Python.
+    /// Indices from the first number to before the second number, as in Python.
     Indices(Option<i64>, Option<i64>),
-    /// One index.
+    /// A single index.
     Index(i64),
-    /// Range of values of the coordinate, including both ends.
+    /// Range of values of the dimension's coordinate, including both ends.
     Values(String, String),
 }
 
-/// Requested reduction.
+/// Requested reduction of a variable.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReductionQuery {
-    /// Requested result.
+    /// Requested result of the reduction.
     pub operation: ReduceOperation,
-    /// Variable.
+    /// Name of the variable.
     pub variable: String,
     /// Selected parts of the variable.
     pub select: Vec<DimensionSelection>,
-    /// Reduced dimensions; `None`: all.
+    /// Names of the reduced dimensions; `None` for all dimensions.
     pub over: Option<Vec<String>>,
     /// Grouping of times.
     pub by: Option<TimeGrouping>,
@@ -106,29 +106,29 @@ pub struct ReductionQuery {
     pub weights: Option<String>,
     /// Number that is subtracted from the count in a standard deviation.
     pub ddof: u32,
-    /// Quantiles, each from 0 to 1.
+    /// Requested quantiles, each from 0 to 1.
     pub quantiles: Vec<f64>,
-    /// Bins of a histogram.
+    /// Requested bins of a histogram.
     pub bins: WantedBins,
     /// Dimension along which several files are joined.
     pub along: Option<String>,
     /// Whether the files are members of an ensemble, which are reduced, and not a series.
     pub ensemble: bool,
-    /// Rule for coordinates of other dimensions than that of the series.
+    /// Rule for coordinates of dimensions along which files are not joined.
     pub join: JoinRule,
-    /// Meaning of times.
+    /// Position of time stamps in the intervals that values represent; `None` if it is not given.
     pub time_at: Option<TimeAt>,
 }
 
-/// Rule for coordinates of other dimensions than that of the series.
+/// Rule for coordinates of dimensions along which files are not joined.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum JoinRule {
     /// All files must have the same coordinates.
     #[default]
     Exact,
-    /// Files may have any coordinates; those of the first file are used.
+    /// Files may have any coordinates; the coordinates of the first file are used.
     Override,
-    /// Files may have any coordinates; their common part is reduced.
+    /// Files may have any coordinates; the common part of the coordinates is reduced.
     Inner,
 }
 
@@ -145,7 +145,7 @@ pub enum TimeAt {
     Start,
     Middle,
     End,
-    /// The file has both ends.
+    /// The file contains both ends of the interval.
     Bounds,
 }
 
@@ -179,7 +179,7 @@ impl ReductionQuery {
 }
 
 impl ReductionQuery {
-    /// Returns the requested quantiles.
+    /// Returns the requested quantiles, including the median of the operation `median`.
     pub(super) fn wanted(&self) -> Vec<f64> {
         match self.operation {
             ReduceOperation::Median => vec![0.5],
@@ -189,7 +189,7 @@ impl ReductionQuery {
     }
 }
 
-/// Parses quantiles.
+/// Parses quantiles from numbers separated by commas.
 fn quantiles(text: &str) -> Result<Vec<f64>> {
     let text = if text.trim().is_empty() {
         "0.25,0.5,0.75"
@@ -248,7 +248,7 @@ impl TimeGrouping {
             .map_or("", |(name, _)| name)
     }
 
-    /// Returns whether a group contains values of all years, or days.
+    /// Returns whether a group contains times of all years, or of all days.
     pub(super) fn is_of_all_years(self) -> bool {
         matches!(
             self,
@@ -256,7 +256,7 @@ impl TimeGrouping {
         )
     }
 
-    /// Returns start and end of a group.
+    /// Returns start and end of a group of times.
     pub(super) fn period(self, group: i64, units: &Units) -> (f64, f64) {
         let day = |month: i64, day: i64| {
             let (year, month) = (month.div_euclid(12), month.rem_euclid(12) + 1);
@@ -279,7 +279,7 @@ impl TimeGrouping {
         }
     }
 
-    /// Returns the number of the group of a time; groups are in this order.
+    /// Returns the number of the group that contains a time; groups are in the order of these numbers.
     pub(super) fn group(self, at: &DateTime) -> i64 {
         let date = at.date;
         let month = date.year * 12 + date.month - 1;
@@ -297,7 +297,7 @@ impl TimeGrouping {
         }
     }
 
-    /// Returns the name of a group.
+    /// Returns the name of a group of times.
     pub(super) fn label(self, group: i64) -> String {
         const SEASONS: [&str; 4] = ["DJF", "MAM", "JJA", "SON"];
         let season = |group: i64| SEASONS[usize::try_from(group.rem_euclid(4)).unwrap_or(0)];
@@ -329,10 +329,10 @@ impl TimeGrouping {
 }
 
 impl DimensionSelection {
-    /// Parses several selections, separated by commas: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
+    /// Parses selections of several dimensions, separated by commas: `time=1990-01..1999-12,lat=30:60,lon=[0:180:2]`.
     ///
     /// # Errors
-    /// If a selection is invalid.
+    /// If a selection of the text is invalid.
     pub fn parse(text: &str) -> Result<Vec<Self>> {
         text.split(',')
             .filter(|one| !one.trim().is_empty())
@@ -410,7 +410,7 @@ impl DimensionSelection {
     }
 }
 
-/// Returns the range of a coordinate from one text to another: the lowest value, the highest value, and whether that is included.
+/// Returns the range of a coordinate from one text to another: the lowest value, the highest value, and whether the highest is included.
 ///
 /// If values are periodic (`around`), a range from 350 to 10 ends at 370.
 pub(super) fn bounds(
@@ -451,42 +451,42 @@ pub(super) fn bounds(
     Ok((low, high, true))
 }
 
-/// Text form of a query.
+/// Texts of a query, as users write them.
 #[derive(Clone, Debug, Default)]
 pub struct QueryText<'a> {
-    /// The operation.
+    /// Name of the operation.
     pub operation: &'a str,
-    /// The variable.
+    /// Name of the variable.
     pub variable: &'a str,
     /// Selections, separated by commas.
     pub select: &'a str,
-    /// Dimensions, separated by commas; empty: all.
+    /// Names of dimensions, separated by commas; empty for all dimensions.
     pub over: &'a str,
-    /// A grouping, or empty.
+    /// Name of a grouping of times, or empty.
     pub by: &'a str,
-    /// A dimension, or empty.
+    /// Name of the dimension with weights, or empty.
     pub weights: &'a str,
-    /// A number; empty: 0.
+    /// Number that is subtracted from the count in a standard deviation; empty for 0.
     pub ddof: &'a str,
-    /// Numbers from 0 to 1, separated by commas; empty: quartiles.
+    /// Quantiles from 0 to 1, separated by commas; empty for quartiles.
     pub quantiles: &'a str,
-    /// `N` or `LOW:HIGH:N`; empty: ten bins.
+    /// Bins as `N` or `LOW:HIGH:N`; empty for ten bins.
     pub bins: &'a str,
-    /// A dimension, or empty.
+    /// Name of the dimension along which files are joined, or empty.
     pub along: &'a str,
-    /// `yes`, or empty.
+    /// `yes` if the files are members of an ensemble, or empty.
     pub ensemble: &'a str,
-    /// `exact`, `override`, `inner` or empty.
+    /// Join rule `exact`, `override` or `inner`, or empty.
     pub join: &'a str,
-    /// `start`, `middle`, `end`, `bounds` or empty.
+    /// Position of time stamps `start`, `middle`, `end` or `bounds`, or empty.
     pub time_at: &'a str,
 }
 
 impl QueryText<'_> {
-    /// Parses the query.
+    /// Parses the texts of the query.
     ///
     /// # Errors
-    /// If a text is invalid.
+    /// If a text of the query is invalid.
     pub fn query(&self) -> Result<ReductionQuery> {
         let some = |text: &str| {
             Some(text.trim())

@@ -8,17 +8,17 @@ use super::state::{BoxState, as_usize, count};
 use crate::array::{ArrayError, Dtype, with_type};
 use crate::loops::number::Number;
 
-/// Maximum number of bits of a digit: the counters then fit into the first-level cache.
+/// Maximum number of bits of a digit: the counters of a cell then fit into the first-level cache.
 const DIGIT_MAX: u32 = 11;
 /// Maximum number of quantiles in one reduction.
 pub(super) const QUANTILES_MAX: usize = 32;
-/// Maximum number of cells whose ranks are searched, because each has counters.
+/// Maximum number of cells whose ranks are searched, because each cell has counters.
 pub(super) const CELLS_MAX: u64 = 2 << 20;
 
-/// Counters of one pass, in addition to the values themselves.
+/// Counters of digits in one pass, in addition to the number of values.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Digits {
-    /// Factor and summand of values whose keys are those of doubles; `None`: keys are those of the type itself.
+    /// Factor and summand of values whose keys are those of doubles; `None` if keys are those of the type itself.
     pub real: Option<(f64, f64)>,
     /// Number of bits of a key below the digit.
     pub below: u32,
@@ -36,13 +36,13 @@ impl Digits {
         (self.ranks as usize).saturating_mul(1 << self.bits.min(32))
     }
 
-    /// Returns the number of bytes for each cell.
+    /// Returns the number of bytes that the counters take for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         let ranks = self.ranks as usize;
         self.counters().saturating_add(ranks).saturating_mul(8)
     }
 
-    /// Checks the description for `cells` cells. It may come from an untrusted source.
+    /// Checks the counters' description for `cells` cells. The description may come from an untrusted source.
     pub(super) fn check(&self, cells: usize) -> std::result::Result<(), ArrayError> {
         let ranks = self.ranks as usize;
         let known = match self.known.len() {
@@ -57,7 +57,7 @@ impl Digits {
         }
     }
 
-    /// Counts a value of a cell.
+    /// Counts the digit of a value in the counters of a cell.
     #[inline(always)]
     pub(super) fn put<T: Number>(&self, counts: &mut [u64], cell: usize, value: T) {
         let Self {
@@ -85,7 +85,7 @@ impl Digits {
     }
 }
 
-/// Rank that is searched in each cell: the number of smaller values among those with the same known digits.
+/// Rank that is searched in each cell: the number of smaller values among the values with the same known digits.
 #[derive(Clone, Debug, PartialEq)]
 struct SearchedRank {
     known: Vec<u64>,
@@ -99,24 +99,24 @@ struct SearchedRank {
 pub(super) struct QuantileSearch {
     quantiles: Vec<f64>,
     dtype: Dtype,
-    /// Whether keys are those of doubles.
+    /// Whether keys of values are those of doubles.
     real: bool,
-    /// Number of unknown bits of the keys.
+    /// Number of bits of the keys that are not known yet.
     left: u32,
-    /// Number of bits of this pass.
+    /// Number of bits of the keys that this pass finds.
     bits: u32,
     /// Maximum size of the counters, in bytes.
     space: usize,
     cells: usize,
     /// Ranks of the value below and the value above each quantile; empty before the first pass.
     ranks: Vec<SearchedRank>,
-    /// Number of ranks that this pass distinguishes.
+    /// Number of different ranks that this pass distinguishes.
     apart: usize,
     counts: Vec<u64>,
 }
 
 impl QuantileSearch {
-    /// Starts a search for `quantiles` of values of this type in each of `cells` cells.
+    /// Starts a search for `quantiles` of values of a type in each of `cells` cells.
     pub(super) fn new(
         quantiles: &[f64],
         (dtype, real): (Dtype, bool),
@@ -148,7 +148,7 @@ impl QuantileSearch {
         Ok(search)
     }
 
-    /// Chooses as many bits as the counters have space for.
+    /// Chooses as many bits for the next pass as the counters have space for.
     fn begin(&mut self) {
         let space = self.space / (8 * self.apart * self.cells.max(1));
         self.bits = space.max(2).ilog2().min(DIGIT_MAX).min(self.left);
@@ -159,12 +159,12 @@ impl QuantileSearch {
         self.apart << self.bits
     }
 
-    /// Returns the number of bytes for each cell.
+    /// Returns the number of bytes that the counters take for each cell.
     pub(super) fn cell_bytes(&self) -> usize {
         8 * (self.counters() + self.apart)
     }
 
-    /// Returns the counters for pieces that lead into a box of the result with this shape.
+    /// Returns the counters for pieces whose values belong to a box of the result with this shape.
     pub(super) fn digits(
         &self,
         unpack: Option<(f64, f64)>,
@@ -211,7 +211,7 @@ impl QuantileSearch {
     /// Finds the next digit of each rank in the counts of a pass; returns whether there are more digits.
     ///
     /// # Errors
-    /// If the values differ from those of previous passes.
+    /// If the values differ from the values of previous passes.
     pub(super) fn next(&mut self, found: &BoxState) -> Result<bool> {
         if self.ranks.is_empty() {
             self.counts.clone_from(&found.counts);
@@ -244,7 +244,7 @@ impl QuantileSearch {
         Ok(self.left > 0)
     }
 
-    /// Combines ranks whose known parts are the same in all cells.
+    /// Combines ranks whose known digits are the same in all cells.
     fn tell_apart(&mut self) {
         self.apart = 0;
         for place in 0..self.ranks.len() {
@@ -278,7 +278,7 @@ impl QuantileSearch {
     }
 }
 
-/// Interpolates between two numbers.
+/// Interpolates between two numbers: `far` is the distance from `low`, from 0 to 1.
 fn between(low: f64, high: f64, far: f64) -> f64 {
     // Two infinities cannot be subtracted.
     if low >= high {
@@ -292,7 +292,7 @@ fn between(low: f64, high: f64, far: f64) -> f64 {
     }
 }
 
-/// Returns the cells of a box, by their place in the whole result.
+/// Returns the values of a box's cells, by their place in the whole result.
 fn boxed<'a>(
     at: &'a [u64],
     lengths: &'a [u64],

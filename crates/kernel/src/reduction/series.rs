@@ -7,7 +7,7 @@ use super::inner;
 use super::plan::{PlannedCoordinate, PlannedFile, alike};
 use super::query::{IndexSelection, JoinRule, ReductionQuery};
 
-/// Maximum difference of two times that count as the same, in seconds.
+/// Maximum difference between two times that count as the same, in seconds.
 const SAME_TIME: f64 = 5e-4;
 
 /// Checks that the files fit together, and sorts them along the dimension along which they are joined.
@@ -63,7 +63,7 @@ pub(super) fn of_coordinate(
     unfit(one, other, format!("coordinate {name}: {why}"))
 }
 
-/// Checks that all files have the same unit; values of several types are read as doubles, which is noted.
+/// Checks that the variable has the same unit in all files; values of several types are read as doubles, which is noted.
 fn variables(
     query: &ReductionQuery,
     files: &[PlannedFile<'_>],
@@ -191,7 +191,7 @@ pub(super) fn units_differ(first: &PlannedCoordinate, other: &PlannedCoordinate)
     }
 }
 
-/// Returns the maximum distance of two values of coordinates that count as the same.
+/// Returns the maximum difference between two coordinate values that count as the same.
 pub(super) fn slack(first: &PlannedCoordinate, other: &PlannedCoordinate) -> f64 {
     let largest = first.values.iter().chain(&other.values);
     let largest = largest
@@ -236,7 +236,7 @@ fn values_differ(first: &PlannedCoordinate, other: &PlannedCoordinate) -> Option
     })
 }
 
-/// Sorts files by their coordinate, if they have one, and checks that they are one series along it.
+/// Sorts files by their coordinate, if they have one, and checks that they form one series along the coordinate.
 fn sorted(query: &ReductionQuery, files: &mut [PlannedFile<'_>], along: usize) -> Result<()> {
     let mut known = BTreeMap::new();
     for file in &mut *files {
@@ -326,7 +326,7 @@ fn twice(
     Err(of_coordinate(one_file, other, along, &why))
 }
 
-/// Checks, if the order matters, that no file begins before the previous one ends.
+/// Checks, if the order matters, that no file begins before the previous file ends.
 fn in_order(
     query: &ReductionQuery,
     files: &[PlannedFile<'_>],

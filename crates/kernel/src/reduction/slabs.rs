@@ -1,4 +1,4 @@
-//! Slabs of results that are too large to be found at once: each slab is found like a result of its own.
+//! Slabs of results that are too large to be computed at once: each slab is computed like a separate result.
 
 use tidemill_format::{IndexRange, Storage};
 
@@ -10,12 +10,12 @@ use super::table::{ResultAxis, ResultTable};
 use super::task::{DimensionTarget, ReductionTask};
 use super::{CELLS_MAX, bins, ranks};
 
-/// Cells of a result: the first along each axis, and their number.
+/// Range of cells of a result: the first cell along each axis, and the number of cells along each axis.
 pub type CellRange = (Vec<u64>, Vec<u64>);
 
-/// Maximum number of cells in a slab; its state stays below some 100 MB.
+/// Maximum number of cells in a slab; the state of such a slab stays below some 100 MB.
 const SLAB_CELLS: u64 = 2 << 20;
-/// Maximum number of quantiles in a slab; a pass then finds 4 bits of each.
+/// Maximum number of quantiles in a slab; a pass then finds 4 bits of each quantile.
 const SLAB_QUANTILES: u64 = 128 << 10;
 
 impl ReductionPlan {
@@ -25,13 +25,13 @@ impl ReductionPlan {
         product(&self.shape())
     }
 
-    /// Returns whether the result has more cells than can be found at once.
+    /// Returns whether the result has more cells than can be computed at once.
     #[must_use]
     pub fn is_large(&self) -> bool {
         self.cells() > self.limited(CELLS_MAX, ranks::CELLS_MAX)
     }
 
-    /// Returns the maximum number of cells, if each has several quantiles or bins.
+    /// Returns the maximum number of cells of a slab, if each cell has several quantiles or bins.
     fn limited(&self, cells: u64, quantiles: u64) -> u64 {
         let counts = |bins: u32| (bins::COUNTERS_MAX / (u64::from(bins) + 2)).max(1);
         match (self.quantiles.len() as u64, self.bin_count()) {
@@ -59,12 +59,12 @@ impl ReductionPlan {
         Ok(self.table(&none, vec![Vec::new(); self.quantiles.len()], edges))
     }
 
-    /// Returns the slabs of the result, each with its cells.
+    /// Returns the plans of the result's slabs, each with its cells.
     pub fn slabs(&self) -> impl Iterator<Item = (CellRange, Self)> {
         self.slabs_of(self.limited(SLAB_CELLS, SLAB_QUANTILES))
     }
 
-    /// Returns the slabs of at most `most` cells.
+    /// Returns the slabs of at most `most` cells, like [`Self::slabs`].
     pub(super) fn slabs_of(&self, most: u64) -> impl Iterator<Item = (CellRange, Self)> {
         let shape = self.shape();
         let lengths = lengths(&shape, &self.order(most), most);
@@ -100,7 +100,7 @@ impl ReductionPlan {
         )
     }
 
-    /// Returns the order in which axes are cut: first those whose slabs cause the fewest repeated reads.
+    /// Returns the order in which axes are cut: first the axes whose cuts cause the fewest repeated reads.
     fn order(&self, most: u64) -> Vec<usize> {
         let shape = self.shape();
         let mut order: Vec<(f64, usize)> = (0..shape.len())
@@ -116,7 +116,7 @@ impl ReductionPlan {
     }
 }
 
-/// Number of files that are examined to choose the cuts of the result.
+/// Maximum number of files that are examined to choose the cuts of the result.
 const SAMPLED: usize = 64;
 
 #[expect(clippy::cast_precision_loss, reason = "a ratio is wanted")]
@@ -130,7 +130,7 @@ fn product(lengths: &[u64]) -> u64 {
         .fold(1, |all: u64, one| all.saturating_mul(*one))
 }
 
-/// Returns the lengths of slabs of at most `most` cells, if cuts along the axes in that order are sufficient.
+/// Returns the lengths of slabs of at most `most` cells, if cuts along the axes in this order are sufficient.
 fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
     let mut lengths = shape.to_vec();
     for axis in order {
@@ -144,18 +144,18 @@ fn lengths(shape: &[u64], order: &[usize], most: u64) -> Vec<u64> {
     lengths
 }
 
-/// Part of a dimension that leads to some cells: indices of the variable, their target, and their places in the selection.
+/// Part of a dimension whose values belong to some cells: indices of the variable, their target, and their places in the selection.
 type SlabPart = (IndexRange, DimensionTarget, std::ops::Range<usize>);
 
 impl FilePlan {
-    /// Returns the dimension that leads to an axis of the result.
+    /// Returns the dimension of the variable that corresponds to an axis of the result.
     fn dimension(&self, axis: usize) -> Option<usize> {
         let kept = self.task.targets.iter().enumerate();
         let mut kept = kept.filter(|(_, target)| **target != DimensionTarget::Reduced);
         kept.nth(axis).map(|(dimension, _)| dimension)
     }
 
-    /// Returns the number of times that a value is read, if slabs have that length along an axis.
+    /// Returns the number of times that a value is read, if slabs have the length `length` along an axis.
     fn read_again(&self, axis: usize, length: u64) -> f64 {
         let Some(dimension) = self.dimension(axis) else {
             return 1.0;
@@ -177,7 +177,7 @@ impl FilePlan {
         (read + real(chunk) - 1.0) / read
     }
 
-    /// Returns the work on the file for some cells.
+    /// Returns the work on the file for a range of cells.
     fn within(&self, (first, lengths): &CellRange) -> Vec<Self> {
         let mut axis = 0;
         let mut boxes: Vec<Vec<SlabPart>> = vec![Vec::new()];
@@ -220,7 +220,7 @@ impl FilePlan {
     }
 }
 
-/// Returns the parts of a run that lead to some cells of its axis.
+/// Returns the parts of a run whose values belong to some cells of its axis.
 fn parts(run: IndexRange, target: &DimensionTarget, (first, length): (u64, u64)) -> Vec<SlabPart> {
     let end = first + length;
     let part = |places: std::ops::Range<usize>, target| {

@@ -1,4 +1,4 @@
-//! Partial state of a box of cells. States of pieces of one result can be merged.
+//! Partial state of a box of cells. States of pieces of the same result can be merged.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,30 +6,30 @@ use super::task::WantedResults;
 use crate::array::ArrayError;
 use crate::array::pass::{Compensated, two_sum};
 
-/// State of the cells of a box.
+/// Partial state of the cells of a box.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BoxState {
-    /// First cell.
+    /// Index of the box's first cell in each dimension of the result.
     pub at: Vec<u64>,
     /// Number of cells along each dimension of the result.
     pub shape: Vec<u64>,
     /// Number of values that count, for each cell.
     pub counts: Vec<u64>,
     pub(super) sums: CellSums,
-    /// Smallest and largest value.
+    /// Smallest and largest value of each cell.
     pub(super) extremes: [CellNumbers; 2],
-    /// Mean, and sum of the squared distances of values from it.
+    /// Mean of each cell, and the sum of the squared distances of values from the mean.
     pub(super) moments: Vec<(f64, f64)>,
-    /// Sum of weights. If it is present, `sums` are of weighted values.
+    /// Sum of weights of each cell. If it is present, `sums` are of weighted values.
     pub(super) weights: Vec<f64>,
     /// Rounding errors of the weights, which are not sent.
     #[serde(skip)]
     pub(super) weights_lost: Vec<f64>,
-    /// Counters; all counters of a cell are contiguous.
+    /// Counters of digits or bins; all counters of a cell are contiguous.
     pub(super) counters: Vec<u64>,
 }
 
-/// Sums, one for each cell.
+/// Sums of the values, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum CellSums {
     None,
@@ -37,7 +37,7 @@ pub(super) enum CellSums {
     Real(Vec<Compensated>),
 }
 
-/// Numbers, one for each cell.
+/// Numbers of any type, one for each cell.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) enum CellNumbers {
     None,
@@ -61,7 +61,7 @@ pub(super) fn total((sum, lost): Compensated) -> f64 {
 }
 
 impl BoxState {
-    /// Returns a state without values.
+    /// Returns a partial state without values.
     #[must_use]
     pub fn empty(shape: Vec<u64>, whole: bool, wants: WantedResults, weighted: bool) -> Self {
         let cells = usize::try_from(shape.iter().product::<u64>()).unwrap_or(usize::MAX);
@@ -132,10 +132,10 @@ impl BoxState {
             && (0..self.at.len()).all(inside)
     }
 
-    /// Merges the state of other values, of a box within this one's.
+    /// Merges the state of other values, for a box within this state's box.
     ///
     /// # Errors
-    /// If that state belongs to another reduction.
+    /// If the other state belongs to another reduction.
     pub fn merge(&mut self, other: &Self) -> Result<(), ArrayError> {
         if !self.fits(other) {
             return Err(ArrayError::OtherReduction);
@@ -231,7 +231,7 @@ impl BoxState {
         Ok(())
     }
 
-    /// Returns the sum of weights of a cell, if there are weights.
+    /// Returns the sum of weights of a cell, if the reduction has weights.
     pub(super) fn weight(&self, cell: usize) -> Option<f64> {
         let lost = self.weights_lost.get(cell).copied().unwrap_or(0.0);
         self.weights.get(cell).map(|sum| total((*sum, lost)))
@@ -290,7 +290,7 @@ pub(super) fn as_usize(number: u64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// Merges mean and squares of two sets (Chan, Golub and LeVeque, 1979).
+/// Merges mean and squares of two sets of values (Chan, Golub and LeVeque, 1979).
 pub(super) fn moments(
     (own_count, own): (u64, (f64, f64)),
     (more_count, more): (u64, (f64, f64)),

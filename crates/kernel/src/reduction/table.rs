@@ -1,4 +1,4 @@
-//! Values of a result, with a description of its dimensions.
+//! Values of a reduction's result, with a description of its dimensions.
 
 use std::borrow::Cow;
 
@@ -12,87 +12,87 @@ use super::query::ReduceOperation;
 use super::slabs::CellRange;
 use super::state::{BoxState, CellNumbers, CellSums, count, real, total};
 
-/// Dimension of a result.
+/// Dimension of a reduction's result.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResultAxis {
-    /// Name.
+    /// Name of the dimension.
     pub name: String,
-    /// Number of indices.
+    /// Number of indices of the dimension.
     pub length: u64,
-    /// Values, if it has any.
+    /// Coordinate values of the dimension, if it has any.
     pub coordinate: Option<Coordinate>,
-    /// Names of the indices, if they are groups.
+    /// Names of the indices, if the indices are groups.
     pub labels: Option<Vec<String>>,
 }
 
-/// Values of a dimension.
+/// Coordinate values of a dimension.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Coordinate {
-    /// Value of each index.
+    /// Coordinate value of each index.
     pub values: Vec<f64>,
-    /// Attributes from the file.
+    /// Attributes of the coordinate from the file.
     pub attributes: Vec<Attribute>,
-    /// Start and end of each, if it is more than a point.
+    /// Start and end of each cell, if the cell is more than a point.
     pub bounds: Option<Vec<(f64, f64)>>,
 }
 
 /// Dimension of the variable that the result does not have.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Scalar {
-    /// Standard name.
+    /// Standard name of the dimension.
     pub name: String,
-    /// Least and greatest of the reduced values.
+    /// Least and greatest of the reduced coordinate values.
     pub ends: (f64, f64),
-    /// Attributes of the values, from the file.
+    /// Attributes of the coordinate values, from the file.
     pub attributes: Vec<Attribute>,
 }
 
-/// Numbers of a result; `None` if no value of the cell counts.
+/// Numbers of a result; an entry is `None` if no value of the cell counts.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Column {
-    /// Integers, exact.
+    /// Exact integers.
     Whole(Vec<Option<i128>>),
-    /// Other numbers.
+    /// Floating-point numbers.
     Real(Vec<Option<f64>>),
 }
 
-/// Result of each cell.
+/// Results of one operation on one variable for all cells.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ResultField {
-    /// Variable.
+    /// Name of the variable.
     pub variable: String,
-    /// Units of its values.
+    /// Units of the result's values.
     pub units: Option<String>,
-    /// Operation, such as `mean`.
+    /// Name of the operation, such as `mean`.
     pub name: Cow<'static, str>,
     /// Value of each cell; the last dimension is the fastest.
     pub values: Column,
-    /// Other attributes, without the units.
+    /// Attributes of the field, without the units.
     pub attributes: Vec<Attribute>,
-    /// Whether its values are 32-bit floats.
+    /// Whether the values of the field are 32-bit floats.
     pub single: bool,
 }
 
-/// Result of a reduction.
+/// Result of a reduction, with all fields and dimensions.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ResultTable {
-    /// Dimensions; empty for a single value.
+    /// Dimensions of the result; empty for a single value.
     pub axes: Vec<ResultAxis>,
-    /// One field, or several of statistics, variable by variable.
+    /// Fields of the result: one, or several of statistics, variable by variable.
     pub fields: Vec<ResultField>,
     /// Attributes of the whole first file, and a record of the reduction.
     pub attributes: Vec<Attribute>,
-    /// Notes for the user.
+    /// Notes for the user about the result.
     pub notes: Vec<String>,
-    /// Reduced dimensions, if they have values.
+    /// Reduced dimensions, if they have coordinate values.
     pub scalars: Vec<Scalar>,
 }
 
 impl ResultTable {
-    /// Joins results of several variables.
+    /// Joins the results of several variables to one table.
     ///
     /// # Errors
-    /// If their dimensions differ.
+    /// If the dimensions of the results differ.
     pub fn join(tables: Vec<Self>) -> Result<Self> {
         let joined = tables.into_iter().map(Ok).reduce(|one, other| {
             let (mut one, other) = (one?, other?);
@@ -109,13 +109,13 @@ impl ResultTable {
         joined.unwrap_or_else(|| Err(Error::Query("no variable was named".into())))
     }
 
-    /// Returns whether the table has no values because they are too many to be found at once.
+    /// Returns whether the table has no values because they are too many to be computed at once.
     #[must_use]
     pub fn is_outline(&self) -> bool {
         self.cells() == 0 && self.axes.iter().all(|axis| axis.length > 0)
     }
 
-    /// Returns all cells.
+    /// Returns the range of all cells of the table.
     #[must_use]
     pub fn all(&self) -> CellRange {
         let lengths: Vec<u64> = self.axes.iter().map(|axis| axis.length).collect();
@@ -142,7 +142,7 @@ impl ResultTable {
         ))
     }
 
-    /// Adds a line to the attribute `history`.
+    /// Adds a line to the attribute `history` of the result.
     pub fn log(&mut self, line: &str) {
         let history = self.attributes.iter_mut().find(|one| one.name == "history");
         match history.map(|one| &mut one.value) {
@@ -159,14 +159,14 @@ impl ResultTable {
         }
     }
 
-    /// Returns whether all fields belong to one variable.
+    /// Returns whether all fields of the table belong to one variable.
     pub(super) fn is_of_one(&self) -> bool {
         let first = self.fields.first().map(|field| &field.variable);
         let is_first = |field: &ResultField| Some(&field.variable) == first;
         self.fields.iter().all(is_first)
     }
 
-    /// Returns the title that distinguishes a field from the others.
+    /// Returns the title that distinguishes a field from the other fields of the table.
     #[must_use]
     pub fn title(&self, field: &ResultField) -> String {
         match self.is_of_one() {
@@ -177,14 +177,14 @@ impl ResultTable {
 }
 
 impl ResultField {
-    /// Returns variable and operation.
+    /// Returns the variable and the operation of the field as a title.
     pub(super) fn title(&self) -> String {
         format!("{}_{}", self.variable.replace('/', "_"), self.name)
     }
 }
 
 impl ReductionPlan {
-    /// Returns the result of a state, with the quantiles that were found.
+    /// Returns the table for a state, with the quantiles that were found.
     pub(super) fn table(
         &self,
         state: &BoxState,
@@ -239,7 +239,7 @@ impl ReductionPlan {
         }
     }
 
-    /// Returns the attributes of the variable from the file that also apply to the result.
+    /// Returns the attributes of the variable in the file that also apply to the result.
     fn described(&self, name: &str) -> Vec<Attribute> {
         let text = |name: &str, text: String| Attribute {
             name: name.into(),
@@ -284,7 +284,7 @@ impl ReductionPlan {
         attributes
     }
 
-    /// Returns the axis of bins: the values below, the bins, and the values above, each by its start.
+    /// Returns the axis of the bins of a histogram: the values below, the bins, and the values above, each by its start.
     fn bin_axis(&self, edges: Edges) -> ResultAxis {
         let mut name = "bin".to_owned();
         while self.axes.iter().any(|axis| axis.name == name) {
@@ -371,7 +371,7 @@ impl Finder<'_> {
         self.plan.field("range", values)
     }
 
-    /// Returns the sum, which is 0 without values; a sum of integers is exact, also beyond 64 bits.
+    /// Returns the field of sums: 0 without values; a sum of integers is exact, also beyond 64 bits.
     fn sum(&self) -> ResultField {
         let values = match &self.state.sums {
             CellSums::None => Column::Real(self.each(|_, _| None)),

@@ -1,4 +1,4 @@
-//! Folding task in the form that is sent to the node with the bytes.
+//! Folding task of a reduction, in the form that is sent to the node that stores the bytes.
 
 use serde::{Deserialize, Serialize};
 use tidemill_format::IndexRange;
@@ -7,96 +7,96 @@ use super::counted::Counted;
 use crate::array::{Codec, Dtype, Literal};
 use crate::reduce_workers::StoredBytes;
 
-/// Mapping of a variable's values to cells.
+/// Mapping of a variable's values to cells of the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReductionTask {
-    /// Type of its values.
+    /// Type of the variable's values.
     pub dtype: Dtype,
-    /// Whether the most significant byte is stored first.
+    /// Whether the most significant byte of a value is stored first.
     pub big_endian: bool,
-    /// Filters that were applied to a chunk when it was written, first to last.
+    /// Filters that a writer applied to each chunk, first to last.
     pub filters: Vec<Codec>,
-    /// Storage order of the dimensions of a chunk; `None`: their own order.
+    /// Order in which the dimensions of a chunk are stored; `None` for the dimensions' own order.
     pub order: Option<Vec<u32>>,
-    /// Value of an element that was never written.
+    /// Bytes of an element that was never written.
     pub fill: Vec<u8>,
-    /// Rule for values that count.
+    /// Rule that decides which values count.
     pub keep: KeepRule,
-    /// Results that are kept.
+    /// Results that are kept for each cell.
     pub wants: WantedResults,
-    /// Target of each dimension.
+    /// Target of each dimension in the result.
     pub targets: Vec<DimensionTarget>,
     /// Dimension with weights, and the weights by the place in the selection.
     pub weights: Option<(u32, Vec<f64>)>,
-    /// Property that is counted, in addition to the number of values.
+    /// Property of values that is counted, in addition to the number of values.
     pub counted: Option<Counted>,
 }
 
-/// Rule for values that count. NaN never counts.
+/// Rule that decides which values count. NaN never counts.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct KeepRule {
-    /// Excluded values.
+    /// Values that do not count.
     pub missing: Vec<Literal>,
-    /// Lower bound.
+    /// Smallest value that counts.
     pub least: Option<Literal>,
-    /// Upper bound.
+    /// Largest value that counts.
     pub most: Option<Literal>,
 }
 
 /// Results that are kept for the values of a cell, in addition to their number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WantedResults {
-    /// Sum.
+    /// Whether sums are kept.
     pub sum: bool,
-    /// Smallest and largest value.
+    /// Whether smallest and largest values are kept.
     pub extremes: bool,
-    /// Distances from the mean.
+    /// Whether squared distances from the mean are kept.
     pub moments: bool,
 }
 
-/// Target of a dimension in the result.
+/// Target of a dimension's indices in the result.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum DimensionTarget {
-    /// None: the dimension is reduced.
+    /// The dimension is reduced: it has no target.
     Reduced,
-    /// Each index of the selection has a cell of its own, from this one on.
+    /// Each index of the selection has a separate cell, from this cell on.
     Kept(u64),
     /// Each index of the selection has one of these cells.
     Grouped(Vec<u32>),
 }
 
-/// Piece of a variable: an array that its bytes decode to, and the cells of its values.
+/// Piece of a variable: an array that stored bytes decode to, and the cells of its values.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ReductionItem {
     /// Number of the piece among the variable's chunks.
     pub chunk: u64,
-    /// Location of its bytes; empty if nothing was written and all values are the fill value.
+    /// Location of the piece's bytes; empty if no bytes were written, so all values are the fill value.
     pub bytes: Vec<StoredBytes>,
-    /// Filters that were not applied to it.
+    /// Bit mask of filters that were not applied to the piece.
     pub mask: u32,
-    /// Shape of the array that its bytes decode to.
+    /// Shape of the array that the piece's bytes decode to.
     pub shape: Vec<u64>,
-    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are between them.
+    /// Distance from one index of the first dimension to the next, in bytes, if bytes of other variables are in between.
     pub stride: Option<u64>,
-    /// Requested part of that array.
+    /// Requested part of the array that the piece's bytes decode to.
     pub within: Vec<IndexRange>,
-    /// Place of the first requested value in the selection.
+    /// Place of the piece's first requested value in the selection.
     pub at: Vec<u64>,
 }
 
 /// Pieces that are folded at once into one box of the result.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReductionBatch {
-    /// Task.
+    /// Task that folds the pieces.
     pub task: ReductionTask,
     /// First cell of the box, and its lengths.
     pub cells: (Vec<u64>, Vec<u64>),
-    /// Pieces.
+    /// Pieces that are folded.
     pub items: Vec<ReductionItem>,
 }
 
 impl ReductionTask {
-    /// Returns the cells of a piece: the first, and the number along each dimension of the result.
+    /// Returns the cells that a piece's values belong to: the first, and the number along each dimension of the result.
     pub fn cells(&self, item: &ReductionItem) -> (Vec<u64>, Vec<u64>) {
         let mut cells = (Vec::new(), Vec::new());
         for (dimension, target) in self.targets.iter().enumerate() {
@@ -119,7 +119,7 @@ impl ReductionTask {
         cells
     }
 
-    /// Returns the number of bytes for each cell.
+    /// Returns the number of bytes that the task needs for each cell.
     pub fn cell_bytes(&self) -> usize {
         let counters = self.counted.as_ref().map_or(0, Counted::cell_bytes);
         counters.saturating_add(self.bytes_with(self.wants))

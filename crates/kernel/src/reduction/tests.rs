@@ -39,7 +39,7 @@ fn bytes_of(value: i32, dtype: Dtype, big_endian: bool) -> Vec<u8> {
 
 type Cells = (Vec<u64>, Vec<u64>);
 
-/// One dimension: its length, selection, target, and the size of its chunks.
+/// One dimension of a case: its length, selection, target, and the size of its chunks.
 #[derive(Clone, Debug)]
 struct Side {
     length: u64,
@@ -83,7 +83,7 @@ struct Case {
     big_endian: bool,
     seed: u32,
     missing: Vec<i32>,
-    /// Whether there are bounds.
+    /// Whether the valid range of values has bounds.
     bounded: bool,
     weighted: Option<usize>,
 }
@@ -156,7 +156,7 @@ impl Case {
         }
     }
 
-    /// Returns the shape of the result.
+    /// Returns the shape of the case's result.
     fn shape(&self) -> Vec<u64> {
         let length = |side: &Side| match &side.target {
             DimensionTarget::Reduced => None,
@@ -166,7 +166,7 @@ impl Case {
         self.sides.iter().filter_map(length).collect()
     }
 
-    /// Returns the values of each cell, and their weights.
+    /// Returns the values of each cell, and the values' weights.
     fn model(&self) -> Vec<Vec<(i32, f64)>> {
         let cells: u64 = self.shape().iter().product();
         let mut found = vec![Vec::new(); usize::try_from(cells).unwrap()];
@@ -205,7 +205,7 @@ impl Case {
         BoxState::empty(self.shape(), whole, task.wants, task.weights.is_some())
     }
 
-    /// Folds chunk by chunk, each into its own box, and merges.
+    /// Folds chunk by chunk, each into its own box, and merges the states.
     fn fold(&self, mut all: BoxState, task: impl Fn(&Cells) -> ReductionTask) -> BoxState {
         let grid: Vec<u64> = self
             .sides
@@ -288,7 +288,7 @@ fn weight(at: u64) -> f64 {
     [0.5, 1.0, 0.25, 2.0][usize::try_from(at % 4).unwrap()]
 }
 
-/// Returns a quantile of sorted values, after scaling.
+/// Returns a quantile of sorted values, after scaling the values.
 #[allow(
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
@@ -315,7 +315,7 @@ fn sorted_quantile(
     })
 }
 
-/// Finds quantiles pass by pass, with `space` bytes for counters.
+/// Checks quantiles that are found pass by pass, with `space` bytes for counters.
 fn check_quantiles(case: &Case, space: usize, unpack: Option<(f64, f64)>) {
     let quantiles = [0.0, 1.0 / 3.0, 0.5, 0.99, 1.0];
     let mut task = case.task();
@@ -347,7 +347,7 @@ fn check_quantiles(case: &Case, space: usize, unpack: Option<(f64, f64)>) {
     }
 }
 
-/// Counts values between edges pass by pass, and compares with a search of all edges.
+/// Checks counts of values between edges, found pass by pass, against a search of all edges.
 fn check_histogram(case: &Case, wanted: WantedBins, unpack: Option<(f64, f64)>) {
     let mut task = case.task();
     (task.wants, task.weights) = (WantedResults::default(), None);
@@ -410,7 +410,7 @@ fn check_histogram(case: &Case, wanted: WantedBins, unpack: Option<(f64, f64)>) 
     }
 }
 
-/// Checks sums alone, which have loops of their own.
+/// Checks sums alone, which the product computes in separate loops.
 fn check_sums(case: &Case, model: &[Vec<(i32, f64)>]) {
     let mut task = case.task();
     (task.wants.extremes, task.wants.moments) = (false, false);
@@ -484,13 +484,13 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
     #[test]
-    fn reduction_matches_model_for_any_case(case in case()) {
+    fn variable_reduction_matches_model_for_any_case(case in case()) {
         check(&case);
     }
 
-    /// Checks quantiles of any number of digits.
+    /// Quantiles that are found in any number of digits match sorted values.
     #[test]
-    fn quantiles_match_sorted_values(
+    fn reduction_quantiles_match_sorted_values(
         case in case(),
         space in prop_oneof![1..4096_usize, Just(1 << 20)],
         unpack in prop::option::of((prop_oneof![Just(-0.5), Just(0.25)], -3.0..3.0)),
@@ -498,9 +498,9 @@ proptest! {
         check_quantiles(&case, space, unpack);
     }
 
-    /// The edges are given or found, and the values are packed or not.
+    /// The edges of the histogram are given or computed, and the values are packed or not.
     #[test]
-    fn histogram_matches_plain_search_of_edges(
+    fn reduction_histogram_matches_plain_search_of_edges(
         case in case(),
         bins in prop_oneof![1..12_u32, Just(1000)],
         between in prop::option::of((-20.0..40.0_f64, prop_oneof![Just(1.0), Just(30.0), 0.001..50.0_f64])),
@@ -512,7 +512,7 @@ proptest! {
 
     /// Pieces that are cut at any byte have the same values at the same places. No piece longer than one value crosses an end.
     #[test]
-    fn cut_pieces_equal_whole(
+    fn pieces_cut_at_any_byte_have_values_of_whole_variable(
         shape in prop::collection::vec(1..6_u64, 1..4),
         step in 1..3_u64,
         mut ends in prop::collection::vec(1..2000_u64, 0..8),
@@ -542,7 +542,7 @@ proptest! {
 
     /// Any item that a client may send is folded or refused.
     #[test]
-    fn hostile_items_are_folded_or_refused(
+    fn box_fold_accepts_or_refuses_any_item(
         case in case(),
         numbers in prop::collection::vec(prop_oneof![0..9_u64, any::<u64>()], 16),
         stored in prop::collection::vec(any::<u8>(), 0..200),
@@ -605,7 +605,7 @@ fn indices(piece: &VariableExtent, size: u64) -> Vec<(u64, Vec<u64>)> {
 }
 
 #[test]
-fn selections_are_parsed_as_written() {
+fn dimension_selection_parses_ranges_steps_and_times() {
     use super::query::{DimensionSelection, IndexSelection};
     let one = |text: &str| DimensionSelection::parse(text).unwrap().remove(0);
     let values = |low: &str, high: &str| IndexSelection::Values(low.into(), high.into());
@@ -717,7 +717,7 @@ fn histogram_of_values_that_change_between_passes_fails() {
 /// Files of several types form one series. If one type has no value in a cell, the extremes of the cell are those of
 /// the other types.
 #[test]
-fn empty_cell_does_not_bound_extremes_of_other_type() {
+fn extremes_ignore_type_without_values_in_cell() {
     let wants = WantedResults {
         sum: false,
         extremes: true,

@@ -1,4 +1,4 @@
-//! Writes results as netCDF, npy, CSV and JSON.
+//! Writes results of reductions as netCDF, npy, CSV and JSON.
 
 use std::io::{self, Write};
 
@@ -20,10 +20,10 @@ pub enum ResultFormat {
 }
 
 impl ResultFormat {
-    /// Returns the format for a file name.
+    /// Returns the format for a result with this file name.
     ///
     /// # Errors
-    /// If the name ends in none of `.nc`, `.npy`, `.csv`, `.json`.
+    /// If the file name does not end in `.nc`, `.npy`, `.csv` or `.json`.
     pub fn of(name: &str) -> Result<Self> {
         let forms = [
             (".nc", Self::Netcdf),
@@ -48,7 +48,7 @@ impl Column {
         }
     }
 
-    /// Returns a number as text; `None` if there is no value.
+    /// Returns the number of a cell as text; `None` if the cell has no value.
     #[must_use]
     pub fn text(&self, cell: usize) -> Option<String> {
         match self {
@@ -73,7 +73,7 @@ impl Column {
     }
 }
 
-/// JSON has neither infinities nor NaN: they are written as text.
+/// Returns a number as JSON. JSON has neither infinities nor NaN: they are written as text.
 fn number(value: f64) -> Json {
     match value.is_finite() {
         true => json!(value),
@@ -87,7 +87,7 @@ fn real(value: f64) -> String {
 }
 
 impl ResultAxis {
-    /// Returns the name of each index: its group, its time, its value, or its number.
+    /// Returns the name of each index of a dimension: its group, its time, its value, or its number.
     #[must_use]
     pub fn names(&self) -> Vec<String> {
         match (&self.labels, &self.coordinate) {
@@ -108,7 +108,7 @@ impl ResultAxis {
 }
 
 impl ResultTable {
-    /// Returns the number of cells.
+    /// Returns the number of cells of the table.
     #[must_use]
     pub fn cells(&self) -> usize {
         self.fields.first().map_or(0, |field| field.values.len())
@@ -126,7 +126,7 @@ impl ResultTable {
         indices
     }
 
-    /// Returns the table as JSON.
+    /// Returns the result as JSON.
     #[must_use]
     pub fn json(&self) -> Json {
         let axis = |axis: &ResultAxis| {
@@ -166,10 +166,10 @@ impl ResultTable {
         Json::Object(found)
     }
 
-    /// Writes the table.
+    /// Writes the result in a format.
     ///
     /// # Errors
-    /// If it has several fields and the format is npy, if it has no values yet, or if it cannot be written.
+    /// If the table has several fields and the format is npy, if it has no values yet, or if it cannot be written.
     pub fn write(&self, form: ResultFormat, out: &mut dyn Write) -> Result<()> {
         if self.is_outline() {
             return Err(Error::TooLarge(self.all().1.iter().product()));
@@ -282,7 +282,7 @@ impl ResultField {
     }
 }
 
-/// Returns all numbers as integers of 64 bits, if every cell has a number and each fits.
+/// Returns all numbers as integers of 64 bits, if every cell has a number and each number fits.
 pub(super) fn integers(all: &[Option<i128>]) -> Option<(bool, Vec<u64>)> {
     let signed: Option<Vec<u64>> = all
         .iter()
@@ -305,7 +305,7 @@ pub(super) fn reals(values: &Column, none: f64) -> Vec<f64> {
     }
 }
 
-/// Returns the values of a field of 32-bit floats.
+/// Returns the values of a field of 32-bit floats as bytes.
 pub(super) fn singles(field: &ResultField, none: f64, bytes: fn(f32) -> [u8; 4]) -> Vec<u8> {
     let values = reals(&field.values, none).into_iter();
     #[expect(

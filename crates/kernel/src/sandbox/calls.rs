@@ -1,15 +1,15 @@
-//! System calls that kernels may make. A call that is not on the list fails with EPERM, so that programs which merely try it continue. A
-//! call that is newer than the list fails as on a system that does not know it. Changes of file attributes seem to succeed, see
+//! System calls that kernels may make. A call that is not on the list fails with EPERM, so that programs which merely try the call
+//! continue. A call that is newer than the list fails as on a system that does not know it. Changes of file attributes seem to succeed, see
 //! [`Filters::of`].
 //!
-//! The list contains the calls that programs need to compute, to use files and to start other programs. Not on it are:
-//! - the network,
-//! - ways to processes that are not a kernel's own,
+//! The list contains the calls that programs need to compute, to use files and to start other programs. The list does not contain:
+//! - calls for the network,
+//! - access to processes that are not a kernel's own,
 //! - memory that no process owns,
 //! - changes of the system,
 //! - ways around the file rules,
-//! - calls that take from a pool of the whole host, and
-//! - leaving the process group, because a time limit kills the group.
+//! - calls that take from a resource pool of the whole host, and
+//! - calls to leave the process group, because a time limit kills the group.
 
 use std::collections::BTreeMap;
 
@@ -21,7 +21,7 @@ use seccompiler::{
 
 use super::tree::{self, FilterVerdict};
 
-/// Calls that are allowed with any arguments. Those that change users and rights can only reduce rights.
+/// Calls that are allowed with any arguments. Calls among them that change users and rights can only reduce rights.
 const ALLOWED: &[i64] = &[
     // Files: Landlock and the user's rights decide which ones.
     libc::SYS_read,
@@ -257,18 +257,18 @@ const ALLOWED_HERE: &[i64] = &[];
 /// Newer calls without names in the library: `cachestat`, `map_shadow_stack`, `futex_wake`, `futex_wait`, `futex_requeue`, `mseal`.
 const ALLOWED_NEW: &[i64] = &[451, 453, 454, 455, 456, 462];
 
-/// First call of the newer ones (after `clone3`). A newer call that is not on the list fails as on a system without it, because its
-/// caller may have an alternative. Older calls have existed for as long as Landlock.
+/// Number of the first of the newer calls (after `clone3`). A newer call that is not on the list fails as on a system without it, because
+/// its caller may have an alternative. Older calls have existed for as long as Landlock.
 const NEW_FROM: u32 = 436;
 
 /// Calls that fail as unknown. `clone3` has its flags in memory, where a filter can't see them; programs then use `clone`. `memfd_create`
 /// makes memory that no limit of a process counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
-/// Calls that seem to succeed: their effects on others are slow, and no program relies on them within a sandbox.
+/// Calls that seem to succeed: their effects on other processes are slow, and no program relies on them within a sandbox.
 const WITHOUT_EFFECT: &[i64] = &[libc::SYS_sync, libc::SYS_syncfs];
 
-/// Architecture, and its mark `AUDIT_ARCH_…` of `linux/audit.h`.
+/// Architecture of this host, and its constant `AUDIT_ARCH_…` of `linux/audit.h`.
 #[cfg(target_arch = "x86_64")]
 const ARCHITECTURE: (TargetArch, u32) = (TargetArch::x86_64, 0xc000_003e);
 #[cfg(target_arch = "aarch64")]
@@ -276,8 +276,8 @@ const ARCHITECTURE: (TargetArch, u32) = (TargetArch::aarch64, 0xc000_00b7);
 #[cfg(target_arch = "riscv64")]
 const ARCHITECTURE: (TargetArch, u32) = (TargetArch::riscv64, 0xc000_00f3);
 
-/// Bits of a socket's type that contain its kind. Only kinds that stay connected to their partner may be paired: a datagram socket can
-/// send to any socket of the host that has a path.
+/// Bits of a socket's type that contain its kind. Only kinds that stay connected to their partner may be paired: a datagram socket can send
+/// to any socket of the host that has a path.
 const SOCKET_KIND: u64 = 0xf;
 
 /// `IOPRIO_WHO_PROCESS` of `linux/ioprio.h`.
@@ -293,7 +293,7 @@ const NAMESPACES: i32 = libc::CLONE_NEWNS
     | libc::CLONE_NEWNET;
 
 /// Calls that change the mode, owner or times of any file by its path. Landlock does not govern them, so a kernel could open its owner's
-/// files to others, or, if that is root, the system's.
+/// files to other users, or, if the owner is root, the system's files.
 const ATTRIBUTES: &[i64] = &[libc::SYS_fchmodat, libc::SYS_fchownat];
 
 #[cfg(target_arch = "x86_64")]
@@ -308,11 +308,11 @@ const ATTRIBUTES_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ATTRIBUTES_HERE: &[i64] = &[];
 
-/// Calls that change the same of an open file. A kernel can open only files that it may read, but that is enough to change them if its
-/// user owns inputs or programs.
+/// Calls that change the mode, owner or times of an open file. A kernel can open only files that it may read, but that is enough to change
+/// them if its user owns inputs or programs.
 const OPEN_ATTRIBUTES: &[i64] = &[libc::SYS_fchmod, libc::SYS_fchown, libc::SYS_utimensat];
 
-/// Calls that change extended attributes, which are not kept for a kernel either.
+/// Calls that change extended attributes, which kernels must not change either.
 const EXTENDED: &[i64] = &[
     libc::SYS_setxattr,
     libc::SYS_lsetxattr,
@@ -325,8 +325,8 @@ const EXTENDED: &[i64] = &[
 /// `FS_IOC_SETFLAGS` and `FS_IOC_FSSETXATTR` of `linux/fs.h`: further changes of file attributes.
 const FILE_FLAGS: [u64; 2] = [0x4008_6602, 0x401c_5820];
 
-/// Calls of a kernel that has peers, in a network of its own: it needs them to communicate. [`to_peers`] limits the sockets that it may
-/// make.
+/// Calls of a kernel with peers, which has a separate network: it needs these calls to communicate. [`to_peers`] limits the sockets that it
+/// may make.
 const OF_PEERS: &[i64] = &[
     libc::SYS_bind,
     libc::SYS_listen,
@@ -338,14 +338,14 @@ const OF_PEERS: &[i64] = &[
 /// Kind of a kernel's filter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub(crate) struct FilterKind {
-    /// Whether its user owns files that it can open for reading but must not change: then it cannot change attributes of open files
-    /// either.
+    /// Whether the kernel's user owns files that the kernel can open for reading but must not change: then the kernel cannot change
+    /// attributes of open files either.
     pub(crate) owns_files: bool,
-    /// Whether it may communicate with other ranks of its run.
+    /// Whether the kernel may communicate with other ranks of its run.
     pub(crate) has_peers: bool,
 }
 
-/// Filters of system calls.
+/// Filters of system calls for all kinds of kernels.
 #[derive(Debug)]
 pub(crate) struct Filters {
     usual: [BpfProgram; 2],
@@ -353,10 +353,10 @@ pub(crate) struct Filters {
 }
 
 impl Filters {
-    /// Returns the filter of one kernel.
+    /// Returns the filter for one kind of kernel.
     ///
     /// Changes of attributes are not refused but seem to succeed without effect: many programs copy modes and times and fail if they
-    /// cannot, and a cluster keeps neither of outputs.
+    /// cannot, and a cluster keeps neither mode nor times of outputs.
     pub(crate) fn of(&self, kind: FilterKind) -> &BpfProgram {
         let filters = if kind.owns_files {
             &self.owner
@@ -367,13 +367,13 @@ impl Filters {
     }
 }
 
-/// Answers by the number of the call.
+/// Verdicts of a filter by the number of the call.
 type CallVerdicts = BTreeMap<u32, FilterVerdict>;
 
-/// Builds the filters. `cuts` says whether files may be truncated by a path on this system.
+/// Builds the filters. `cuts` is true if files may be truncated by a path on this system.
 ///
 /// # Errors
-/// If the list makes no valid filter, which is a fault of this file.
+/// If the list makes no valid filter, which is a fault of this source file.
 pub(crate) fn filters(cuts: bool) -> Result<Filters, BackendError> {
     let mut answers = CallVerdicts::new();
     let allowed = [ALLOWED, ALLOWED_HERE, ALLOWED_NEW];
@@ -459,7 +459,7 @@ fn cut_nothing(answers: &mut CallVerdicts) -> Result<(), BackendError> {
     Ok(())
 }
 
-/// Returns the answer to calls that are on no list.
+/// Returns the verdict for calls that are on no list.
 fn others(number: u32) -> FilterVerdict {
     FilterVerdict::Return(denial(if number < NEW_FROM {
         libc::EPERM
@@ -468,7 +468,7 @@ fn others(number: u32) -> FilterVerdict {
     }))
 }
 
-/// Calls that are allowed with some arguments.
+/// Sets the verdicts of calls that are allowed with some arguments only.
 fn some(answers: &mut CallVerdicts) -> Result<(), BackendError> {
     let namespaces = u64::from(NAMESPACES.cast_unsigned());
     let mut clone = Vec::new();
@@ -534,7 +534,7 @@ fn number(call: i64) -> u32 {
     u32::try_from(call).expect("calls have small numbers")
 }
 
-/// Sets the answer of calls with any arguments.
+/// Sets the verdict of calls with any arguments.
 fn put(answers: &mut CallVerdicts, calls: &[&[i64]], answer: u32) {
     for call in calls.iter().copied().flatten() {
         let before = answers.insert(number(*call), FilterVerdict::Return(answer));
@@ -542,7 +542,7 @@ fn put(answers: &mut CallVerdicts, calls: &[&[i64]], answer: u32) {
     }
 }
 
-/// Allows a call only if one of the rules matches.
+/// Allows a system call only if one of the rules matches.
 fn allow_some(
     answers: &mut CallVerdicts,
     call: i64,
@@ -556,7 +556,7 @@ fn allow_some(
     Ok(())
 }
 
-/// Denies a call if one of the rules matches.
+/// Denies a system call if one of the rules matches.
 fn deny_some(
     answers: &mut CallVerdicts,
     call: i64,
@@ -586,7 +586,7 @@ mod tests {
 
     const ALLOWED: u32 = libc::SECCOMP_RET_ALLOW;
 
-    /// Returns the answer of a filter to a call, by executing the instructions of such filters.
+    /// Returns the verdict of a filter on a call, by executing the instructions of the filter.
     fn answer(program: &BpfProgram, call: i64, arguments: &[u64]) -> u32 {
         let load = |at: u32| match at {
             0 => number(call),
@@ -653,7 +653,7 @@ mod tests {
     }
 
     #[test]
-    fn peers_are_reachable_by_tcp_only() {
+    fn seccomp_filter_allows_peers_only_tcp_sockets() {
         let denied = denial(libc::EPERM);
         let filters = filters(true).unwrap();
         for [alone, peers] in [&filters.usual, &filters.owner] {

@@ -10,11 +10,11 @@ use rustix::fs::{CWD, FileType, Mode, OFlags, ResolveFlags};
 
 use crate::error::SpawnError;
 
-/// Newest version of Landlock's interface that this crate uses; on older systems, missing rights are left out.
+/// Newest version of Landlock's interface that this crate uses; on older systems, rights that do not exist are left out.
 const VERSION: ABI = ABI::V6;
 
-/// Files and directories of the host that every kernel may read and execute. Missing ones are skipped. `/etc` is not open as a whole because
-/// a kernel that runs as root could read secrets there.
+/// Files and directories of the host that every kernel may read and execute. Paths that do not exist are skipped. `/etc` is not open as a
+/// whole because a kernel that runs as root could read secrets in it.
 pub const SYSTEM_PATHS: &[&str] = &[
     "/usr",
     "/bin",
@@ -66,7 +66,7 @@ pub const SYSTEM_PATHS: &[&str] = &[
 /// Devices that every kernel may read and write.
 const WRITABLE_DEVICES: &[&str] = &["/dev/null", "/dev/zero", "/dev/full"];
 
-/// `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
+/// Constant `LANDLOCK_RULE_PATH_BENEATH` of `linux/landlock.h`.
 const RULE_PATH_BENEATH: libc::c_int = 1;
 
 /// The `struct landlock_path_beneath_attr` of `linux/landlock.h`.
@@ -80,12 +80,12 @@ struct PathBeneathAttr {
 #[derive(Debug)]
 pub(crate) struct SystemRules {
     rules: Vec<(OwnedFd, u64)>,
-    /// Version of the interface on this system.
+    /// Version of Landlock's interface on this system.
     version: ABI,
 }
 
 impl SystemRules {
-    /// Opens the existing ones of `paths` and the default devices.
+    /// Opens the existing files and directories of `paths` and the default devices.
     pub(crate) fn open(paths: &[PathBuf], version: i32) -> Self {
         let version = version.into();
         let mut seen = Vec::new();
@@ -115,7 +115,7 @@ impl SystemRules {
         Self { rules, version }
     }
 
-    /// Returns the ruleset of one run; `None` if Landlock is missing.
+    /// Returns the Landlock ruleset of one run; `None` if the system lacks Landlock.
     pub(crate) fn ruleset<'a>(
         &self,
         directory: &OwnedFd,
@@ -149,7 +149,7 @@ impl SystemRules {
     }
 }
 
-/// Returns the part of `access` that exists for such a file on a system of this version.
+/// Returns the part of `access` that exists for a file of this kind on a system of this version.
 fn known(file: impl AsFd, access: BitFlags<AccessFs>, version: ABI) -> io::Result<u64> {
     let data = rustix::fs::fstat(file)?;
     let there = match FileType::from_raw_mode(data.st_mode) {
@@ -159,7 +159,7 @@ fn known(file: impl AsFd, access: BitFlags<AccessFs>, version: ABI) -> io::Resul
     Ok((access & there).bits())
 }
 
-/// Adds a rule by a bare system call, as is necessary between fork and exec; returns the result of the call.
+/// Adds a rule to a ruleset by a bare system call, as is necessary between fork and exec; returns the result of the call.
 pub(crate) fn add_rule(ruleset: &OwnedFd, file: BorrowedFd<'_>, access: u64) -> libc::c_long {
     let rule = PathBeneathAttr {
         allowed_access: access,
@@ -174,7 +174,7 @@ pub(crate) fn add_rule(ruleset: &OwnedFd, file: BorrowedFd<'_>, access: u64) -> 
     unsafe { libc::syscall(call, ruleset, RULE_PATH_BENEATH, rule, 0) }
 }
 
-/// Returns the rights of reading, listing and executing.
+/// Returns Landlock's rights of reading, listing and executing.
 fn read() -> BitFlags<AccessFs> {
     AccessFs::from_read(VERSION)
 }

@@ -1,13 +1,13 @@
-//! Control group of all kernels of a launcher, if this host allows it: it limits their common usage.
+//! Control group of all kernels of a launcher, if this host allows control groups: it limits the common usage of the kernels.
 //!
 //! Resource limits and `watch` limit a single run. The group handles cases that they cannot see: many runs that are each within their
 //! limits and together need more than the host has. The operating system then reclaims the group's pages of files, and if that is not
-//! enough, ends one of the group's processes, and no other. A run that lasts gets a [`RunCgroup`] of its own in the group: entering a group
-//! can take some milliseconds, and most runs end before they could do harm. This group also limits the run's processor time, if the run
-//! has such a limit.
+//! enough, ends one of the group's processes, and no other. A run that lasts gets a separate [`RunCgroup`] in the group: entering a group
+//! can take some milliseconds, and most runs end before they could do harm. The run's group also limits its processor time, if the run has
+//! such a limit.
 //!
-//! Both versions of control groups are supported. With version 2, a group can be made only below a group without processes: a service
-//! that is alone in its group (systemd: `Delegate=yes`) moves into a subgroup next to that of its kernels.
+//! Both versions of control groups are supported. With version 2, a group can be made only below a group without processes: a service that
+//! is alone in its group (systemd: `Delegate=yes`) moves into a subgroup next to the subgroup of its kernels.
 
 use std::fs::{self, File};
 use std::io;
@@ -18,10 +18,10 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use rustix::fs::{Mode, OFlags};
 
-/// Prefix of names of groups; the process that made the group and a number follow.
+/// Prefix of names of control groups; the process that made the group and a number follow.
 const NAME: &str = "tidemill-kernels-";
 
-/// Inner groups: the group of all runs without a group of their own, and the groups of single runs, whose number follows.
+/// Name of the inner group of all runs without a separate group; the next constant is the prefix of the groups of single runs.
 const ALL: &str = "all";
 const RUN_CGROUP: &str = "run-";
 
@@ -31,15 +31,15 @@ const RUN_CGROUP_BYTES: u64 = 64 << 20;
 /// Number of times that all processes of a run are moved: new processes start in the group of their parents.
 const MOVES: u32 = 3;
 
-/// Group to which a service moves if it must leave its own group.
+/// Group to which a service moves if it must leave its original group.
 const SERVICE: &str = "tidemill-node";
 
 /// Upper limit for the length of a file of events, in bytes.
 const EVENTS_BYTES_MAX: usize = 1024;
 
-/// Controllers that this module needs.
+/// Controllers of control groups that this module needs.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];
-/// Controller that is used if it is available.
+/// Controller of processor time, which is used if it is available.
 const CPU: &str = "cpu";
 /// Period of the limit of processor time, in microseconds; the system's default.
 const PERIOD_US: u64 = 100_000;
@@ -47,16 +47,16 @@ const PERIOD_US: u64 = 100_000;
 /// Limits for all kernels of a launcher together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LauncherLimits {
-    /// Memory, including cached pages of files, in bytes.
+    /// Maximum memory, including cached pages of files, in bytes.
     pub memory_bytes: u64,
-    /// Number of processes and threads.
+    /// Maximum number of processes and threads.
     pub threads: u32,
-    /// Whether kernels run only while processors are otherwise idle. A group with a limit of processor time needs this setting, because
-    /// the system divides the time among groups first, and then within each group.
+    /// Whether kernels run only while processors are otherwise idle. A group with a limit of processor time needs this setting, because the
+    /// system divides the time among groups first, and then within each group.
     pub idle: bool,
 }
 
-/// Existing group. It is removed when this value is dropped.
+/// Existing control group of a launcher. It is removed when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct ControlGroup {
     name: String,
@@ -64,18 +64,18 @@ pub(crate) struct ControlGroup {
     directories: Vec<PathBuf>,
     /// Parent of the groups that limit the memory of single runs.
     memory: Option<(PathBuf, CgroupVersion)>,
-    /// Parent of the groups that limit their processor time; with version 2 it is the same.
+    /// Parent of the groups that limit the processor time of single runs; with version 2 it is the same as `memory`.
     cpu: Option<(PathBuf, CgroupVersion)>,
     next: AtomicU64,
-    /// File that counts, among others, processes that were ended for memory. It stays open, because it is read at each start.
+    /// File that counts, among other events, processes that were ended for memory. It stays open, because it is read at each start.
     events: Option<File>,
 }
 
 impl ControlGroup {
-    /// Makes the group.
+    /// Makes the control group of a launcher.
     ///
     /// # Errors
-    /// If this process has no right to make groups, or if there are no control groups.
+    /// If this process has no right to make groups, or if the host has no control groups.
     pub(crate) fn make(together: &LauncherLimits) -> io::Result<Self> {
         let mounts = fs::read_to_string("/proc/self/mountinfo")?;
         let own = fs::read_to_string("/proc/self/cgroup")?;
@@ -184,10 +184,10 @@ impl ControlGroup {
         self.cpu.is_some()
     }
 
-    /// Makes a group for one run, and another for its processor time if that has a separate hierarchy.
+    /// Makes a group for one run, and another group for its processor time if processor time has a separate hierarchy.
     ///
     /// # Errors
-    /// If the system refuses.
+    /// If the operating system refuses.
     pub(crate) fn run_cgroup(
         &self,
         memory_bytes: u64,
@@ -226,7 +226,7 @@ impl ControlGroup {
         Ok(cgroup)
     }
 
-    /// Limits the processor time of one run's group: the group `directory` with version 2, or a group of its own.
+    /// Limits the processor time of one run's group: the group `directory` with version 2, or a separate group.
     fn cpu_cgroup(&self, directory: &Path, percent: u32) -> io::Result<Option<(PathBuf, OwnedFd)>> {
         let quota_us = (u64::from(percent.max(1)) * PERIOD_US / 100).to_string();
         match &self.cpu {
@@ -265,7 +265,7 @@ impl ControlGroup {
     }
 }
 
-/// Returns the number that follows a name in a system file, 0 if there is none.
+/// Returns the number that follows a name in the text of a system file, 0 if the name does not occur.
 pub(crate) fn number_after(text: &str, name: &str) -> u64 {
     let line = text.lines().find_map(|line| line.strip_prefix(name));
     let number = line.and_then(|line| line.split_ascii_whitespace().next()?.parse().ok());
@@ -278,20 +278,20 @@ fn door(directory: &Path) -> io::Result<OwnedFd> {
     Ok(rustix::fs::open(path, flags, Mode::empty())?)
 }
 
-/// Group whose memory was exhausted.
+/// Control group whose memory was exhausted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Full {
-    /// The group of one run.
+    /// The memory of the run's own group was exhausted.
     Own,
-    /// The group of all runs.
+    /// The memory of the group of all runs was exhausted.
     OfAll,
 }
 
-/// Group of one run. It is removed when this value is dropped; the run must have ended.
+/// Control group of one run. It is removed when this value is dropped; the run must have ended.
 #[derive(Debug)]
 pub(crate) struct RunCgroup {
     directory: PathBuf,
-    /// Separate group for its processor time, if there is one.
+    /// Separate group for the run's processor time, if there is one.
     cpu: Option<(PathBuf, OwnedFd)>,
     version: CgroupVersion,
     door: OwnedFd,
@@ -300,7 +300,7 @@ pub(crate) struct RunCgroup {
 }
 
 impl RunCgroup {
-    /// Moves processes in. After several moves all processes are in the group, and so are new ones.
+    /// Moves processes into the group. After several moves all processes are in the group, and so are new ones.
     pub(crate) fn enter(&self, processes: &[i32]) {
         if self.moves.fetch_add(1, Ordering::Relaxed) >= MOVES {
             return;
@@ -314,7 +314,7 @@ impl RunCgroup {
         }
     }
 
-    /// Returns which group was full, if the system ended a process of this group for memory.
+    /// Returns which group's memory was exhausted, if the system ended a process of this group for memory.
     pub(crate) fn ended(&self) -> Option<Full> {
         let read = |name: &str| fs::read_to_string(self.directory.join(name)).unwrap_or_default();
         match self.version {
@@ -344,7 +344,7 @@ impl Drop for RunCgroup {
     }
 }
 
-/// Removes a group without processes, with its subgroups.
+/// Removes a control group without processes, with its subgroups.
 fn remove(directory: &Path) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
@@ -369,7 +369,7 @@ enum CgroupVersion {
     Two,
 }
 
-/// Returns the directory of this process's group in the hierarchy of a controller, or in that of version 2.
+/// Returns the directory of this process's group in the hierarchy of a controller, or in the hierarchy of version 2.
 fn directory(mounts: &str, own: &str, controller: Option<&str>) -> Option<PathBuf> {
     let has = |list: &str, name: &str| list.split(',').any(|known| known == name);
     let path = own.lines().find_map(|line| {
@@ -409,7 +409,7 @@ pub fn memory_limit() -> Option<u64> {
     limits.min()
 }
 
-/// Returns the smallest number in this file of a group and its parents.
+/// Returns the smallest number in the file `file` of a group and its parents.
 fn least(directory: &Path, file: &str) -> Option<u64> {
     let numbers = directory.ancestors().filter_map(|group| {
         let text = fs::read_to_string(group.join(file)).ok()?;
@@ -438,7 +438,7 @@ fn offers(directory: &Path, controller: &str) -> bool {
         .any(|name| name == controller)
 }
 
-/// Enables the controllers for groups below this one, of version 2: this process leaves the group if it is its only process.
+/// Enables the controllers for groups below this group, of version 2: this process leaves the group if it is its only process.
 fn vacate(directory: &Path) -> io::Result<()> {
     let switch = directory.join("cgroup.subtree_control");
     let wanted: Vec<String> = CONTROLLERS
@@ -487,7 +487,7 @@ fn is_delegated(directory: &Path) -> bool {
     !Path::new("/run/systemd/system").exists() || marks.iter().any(says)
 }
 
-/// Removes groups whose makers have ended.
+/// Removes control groups whose makers have ended.
 fn remove_old(below: &Path) {
     let entries = fs::read_dir(below).into_iter().flatten().flatten();
     for entry in entries {
@@ -534,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_bounded_by_smallest_cgroup_limit() {
+    fn memory_limit_is_smallest_of_cgroup_and_its_parents() {
         let directory = tempfile::tempdir().unwrap();
         let inner = directory.path().join("container/service");
         fs::create_dir_all(&inner).unwrap();

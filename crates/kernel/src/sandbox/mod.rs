@@ -1,13 +1,13 @@
-//! Confinement of kernels. This module prepares in the parent everything that can be prepared there; `spawn` applies it between fork and
-//! exec.
+//! Confinement of kernels. This module prepares in the parent process everything that can be prepared before the fork; `spawn` applies it
+//! between fork and exec.
 //!
-//! - `files`: file access (Landlock).
-//! - `calls`: system calls (seccomp).
+//! - `files`: access to files (Landlock).
+//! - `calls`: filter of system calls (seccomp).
 //! - `group`: limits of all kernels together (control groups).
-//! - `ids`: user numbers.
-//! - `namespaces`: separate users, network and messages.
+//! - `ids`: user numbers of kernels.
+//! - `namespaces`: separate users, network and messages of kernels.
 //!
-//! `spawn` itself sets rights of users, capabilities and resource limits.
+//! The module `spawn` itself sets rights of users, capabilities and resource limits.
 
 pub(crate) mod calls;
 pub(crate) mod files;
@@ -16,24 +16,24 @@ pub(crate) mod ids;
 pub(crate) mod namespaces;
 mod tree;
 
-/// `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.
+/// Flag `LANDLOCK_CREATE_RULESET_VERSION` of `linux/landlock.h`.
 const RULESET_VERSION: libc::c_uint = 1;
 
 /// First Landlock version that also confines signals and abstract sockets.
 const SCOPES_SINCE: i32 = 6;
 
-/// First Landlock version that also governs truncation. With older versions, a path is enough to truncate a file, or the right to read
-/// it.
+/// First Landlock version that also governs truncation. With older versions, a file's path, or the right to read the file, is enough to
+/// truncate it.
 const CUTS_SINCE: i32 = 3;
 
 /// Parts of the confinement that this host supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SandboxSupport {
-    /// Version of Landlock's interface; 0 if it is missing. Without Landlock, kernels reach every file that their user can.
+    /// Version of Landlock's interface; 0 if the host lacks Landlock. Without Landlock, kernels reach every file that their user can.
     pub landlock_version: i32,
-    /// Whether system calls can be filtered. Without a filter, kernels have a network.
+    /// Whether the host can filter system calls. Without a filter, kernels have a network.
     pub seccomp: bool,
-    /// Whether kernels can have another user than this process, which is root.
+    /// Whether kernels can run as another user than this process's user, which is root.
     pub switches_user: bool,
 }
 
@@ -44,7 +44,7 @@ impl SandboxSupport {
         self.landlock_version >= 1
     }
 
-    /// Returns whether kernels may truncate files by a path: only if that is limited to files that they may write.
+    /// Returns whether kernels may truncate files by a path: only if truncation is limited to files that they may write.
     #[must_use]
     pub fn cuts(&self) -> bool {
         self.landlock_version >= CUTS_SINCE
@@ -57,7 +57,7 @@ impl SandboxSupport {
         self.landlock_version >= SCOPES_SINCE
     }
 
-    /// Returns the missing parts without which user code must not run, in words.
+    /// Returns the missing protections without which user code must not run, in words.
     #[must_use]
     pub fn missing(&self) -> Vec<&'static str> {
         let mut missing = Vec::new();
@@ -71,7 +71,7 @@ impl SandboxSupport {
     }
 }
 
-/// Asks the running system which parts it supports.
+/// Returns the protections that the running system supports.
 #[must_use]
 pub fn sandbox_support() -> SandboxSupport {
     // SAFETY: with this flag the call takes a null attribute of size 0 and only returns a number.

@@ -1,8 +1,9 @@
-//! Namespaces of kernels: a user namespace, in which they have their owners' numbers and over which they have no rights, and in it an
+//! Namespaces of kernels: a user namespace, in which kernels have their owners' numbers and over which they have no rights, and in it an
 //! empty network and empty messages and memory of System V.
 //!
-//! They are made once for all kernels of a launcher. Making a network takes longer than most kernels run, and kernels cannot change these
-//! namespaces because the filter denies the necessary calls. Processes outside have no rights over processes within, whatever their user.
+//! The namespaces are made once for all kernels of a launcher. Making a network takes longer than most kernels run, and kernels cannot
+//! change these namespaces because the filter denies the calls. Processes outside have no rights over processes within, whatever their
+//! user.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,7 +14,7 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 
 use super::ids::{self, Ids, KERNELS, KERNELS_FROM};
 
-/// Kinds, in the order in which they are entered: the rights to enter the others are acquired with the first.
+/// Kinds of namespaces, in the order in which they are entered: entering the first gives the rights to enter the next ones.
 const KINDS: [&str; 3] = ["user", "net", "ipc"];
 
 const FLAGS: libc::c_int = libc::CLONE_NEWUSER | libc::CLONE_NEWNET | libc::CLONE_NEWIPC;
@@ -25,10 +26,10 @@ pub(crate) struct Namespaces {
 }
 
 impl Namespaces {
-    /// Makes the namespaces, and tries to enter them.
+    /// Makes the namespaces of kernels, and tries to enter them.
     ///
     /// # Errors
-    /// If this process has no right to do that.
+    /// If this process has no right to make or enter namespaces.
     pub(crate) fn make(ids: Ids) -> io::Result<Self> {
         let parent = rustix::process::getpid().as_raw_nonzero().get();
         // SAFETY: the child is a copy of this process with this thread only; it makes bare system calls until it is ended.
@@ -53,7 +54,7 @@ impl Namespaces {
     /// Opens the namespaces that a child of this process has just entered, and maps their users.
     ///
     /// # Errors
-    /// The error of the system.
+    /// The error that the operating system reports.
     pub(crate) fn of_process(pid: Pid, ids: Ids) -> io::Result<Self> {
         map(pid, ids).and_then(|()| Self::open(pid))
     }
@@ -67,7 +68,7 @@ impl Namespaces {
         })
     }
 
-    /// Checks the namespaces by entering them: some systems let all users make them, but allow no operation in them.
+    /// Checks the namespaces by entering them: some systems let all users make namespaces, but allow no operation in them.
     fn try_out(&self) -> io::Result<()> {
         let descriptors = self.descriptors();
         let enter = |one: &BorrowedFd<'_>| {
@@ -82,7 +83,7 @@ impl Namespaces {
         }
     }
 
-    /// Returns the descriptors in the order in which they must be entered.
+    /// Returns the descriptors of the namespaces in the order in which they must be entered.
     pub(crate) fn descriptors(&self) -> [BorrowedFd<'_>; KINDS.len()] {
         self.open.each_ref().map(AsFd::as_fd)
     }
@@ -105,7 +106,7 @@ fn fork(flags: libc::c_int, child: impl FnOnce() -> i32) -> io::Result<Pid> {
     pid.ok_or_else(io::Error::last_os_error)
 }
 
-/// Sets the numbers of users within the namespace.
+/// Sets the user numbers within the user namespace of a process.
 fn map(pid: Pid, ids: Ids) -> io::Result<()> {
     let directory = of(pid);
     let (uid, gid) = (rustix::process::geteuid(), rustix::process::getegid());

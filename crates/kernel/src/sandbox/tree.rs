@@ -1,7 +1,7 @@
 //! Filters of system calls as search trees over the numbers of calls.
 //!
 //! The operating system runs a new filter once for every existing call, to cache which calls are always allowed. Each start of a kernel
-//! pays for this. With a list of a hundred comparisons it takes a fifth of a millisecond; a tree has eight.
+//! pays for this. With a list of a hundred comparisons it takes a fifth of a millisecond; a search tree has eight comparisons.
 
 use std::collections::BTreeMap;
 
@@ -17,21 +17,22 @@ const RETURN: u16 = 0x06; // BPF_RET | BPF_K
 const NUMBER_AT: u32 = 0;
 const ARCHITECTURE_AT: u32 = 4;
 
-/// First number of x32 calls: they have the architecture mark of x86-64.
+/// First number of x32 calls: they have the same architecture constant as x86-64.
 #[cfg(target_arch = "x86_64")]
 const X32: u32 = 0x4000_0000;
 
-/// Answer of a filter to a call.
+/// Verdict of a filter on a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum FilterVerdict {
-    /// `SECCOMP_RET_…` with its data.
+    /// Value `SECCOMP_RET_…` with its data.
     Return(u32),
-    /// Separate program that decides; it must end in a return for all arguments.
+    /// Separate filter program that decides; it must end in a return for all arguments.
     Program(BpfProgram),
 }
 
-/// Makes the program. `others` answers calls that are not in `answers`; it is called only for 0 and for the number after each named call,
-/// so there must be a named call wherever its answer changes. Calls of other architectures end the process; x32 calls fail with EPERM.
+/// Returns the filter program. `others` gives the verdict on calls that are not in `answers`; it is called only for 0 and for the number
+/// after each named call, so its verdict must change only after named calls. Calls of other architectures end the process; x32 calls fail
+/// with EPERM.
 pub(super) fn program(
     architecture: u32,
     answers: BTreeMap<u32, FilterVerdict>,
@@ -60,7 +61,7 @@ pub(super) fn program(
     all
 }
 
-/// Finds the last of the runs that begins at or below the number.
+/// Returns a program that finds the last of the runs that begins at or below the call's number.
 fn search(runs: &[(u32, FilterVerdict)]) -> BpfProgram {
     if let [(_, answer)] = runs {
         return match answer {
@@ -97,7 +98,7 @@ mod tests {
         FilterVerdict::Return(libc::SECCOMP_RET_ALLOW)
     }
 
-    /// Executes the instructions that this file uses; returns the result and the number of steps.
+    /// Executes the instructions that filters of this module use; returns the result and the number of steps.
     fn run(program: &[sock_filter], number: u32, architecture: u32) -> (u32, usize) {
         let (mut at, mut word, mut steps) = (0, 0, 0);
         loop {
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn filter_tree_answers_every_call_in_few_steps() {
+    fn seccomp_tree_answers_every_call_in_few_steps() {
         let own = vec![instruction(RETURN, 0, 0, 99); 300];
         let mut answers: BTreeMap<u32, FilterVerdict> = (0..400)
             .filter(|number| number % 3 != 1)
@@ -147,7 +148,7 @@ mod tests {
 
     #[cfg(target_arch = "x86_64")]
     #[test]
-    fn x32_calls_are_denied() {
+    fn seccomp_tree_denies_x32_calls() {
         let program = program(ARCHITECTURE, BTreeMap::new(), |_| allow());
         let denied = libc::SECCOMP_RET_ERRNO | libc::EPERM.cast_unsigned();
         assert_eq!(run(&program, X32, ARCHITECTURE).0, denied);

@@ -35,7 +35,7 @@ fn result(prepared: &Prepared) -> String {
     String::from_utf8(fs::read(path).unwrap()).unwrap()
 }
 
-/// Runs stages over `content` as each user; all must succeed. Returns their output.
+/// Runs stages over `content` as each user; all runs must succeed. Returns their output.
 fn through(content: &[u8], stages: &[RunStage]) -> String {
     let place = Place::new();
     let mut results: Vec<String> = Vec::new();
@@ -70,7 +70,7 @@ fn numbers(values: &[f64]) -> Vec<u8> {
 }
 
 #[test]
-fn built_in_kernels_of_all_forms_chain() {
+fn pipeline_chains_built_in_kernels_of_all_forms() {
     let content = numbers(&[3.0, -1.0, 8.0, 5.0, 2.0]);
     // A stream, a kernel that needs the whole input, another stream, and a fold.
     let stages = [
@@ -89,7 +89,7 @@ fn built_in_kernels_of_all_forms_chain() {
 }
 
 #[test]
-fn programs_and_built_in_kernels_chain() {
+fn pipeline_chains_programs_and_built_in_kernels() {
     let text = "tide\nmill\nebb tide\n".repeat(100_000);
     let stages = [
         builtin("grep", &["--lines", "tide"]),
@@ -106,7 +106,7 @@ fn programs_and_built_in_kernels_chain() {
 }
 
 #[test]
-fn stage_that_ends_early_stops_earlier_stages_without_failure() {
+fn pipeline_stage_that_ends_early_stops_earlier_stages() {
     let text = "tide\n".repeat(2_000_000);
     let first = program("/usr/bin/head", &["-n", "1"]);
     let stages = [builtin("grep", &["--lines", "tide"]), first.clone()];
@@ -116,7 +116,7 @@ fn stage_that_ends_early_stops_earlier_stages_without_failure() {
 }
 
 #[test]
-fn native_kernels_work_at_any_stage() {
+fn native_kernels_run_at_any_stage_of_pipeline() {
     let place = Place::new();
     let library = compile(&place, "../../examples/listing1/getmax.c", "getmax.so");
     let native = |args: &[&str]| stage(CodeSource::Native(library.clone()), args);
@@ -133,7 +133,7 @@ fn native_kernels_work_at_any_stage() {
 }
 
 #[test]
-fn failure_names_its_stage() {
+fn pipeline_failure_names_its_stage() {
     let wrong = failing(b"", vec![builtin("sort", &[]), builtin("scale", &["c=1"])]);
     assert_eq!(wrong.end, RunEnd::Code(2));
     let text = wrong.stderr.text();
@@ -188,7 +188,7 @@ fn failure_names_its_stage() {
 }
 
 #[test]
-fn input_named_by_later_stage_is_not_data() {
+fn pipeline_input_named_by_later_stage_is_not_data() {
     let place = Place::new();
     let content = numbers(&[3.0, -1.0, 8.0]);
     let through = |stages: Vec<RunStage>, content: &[u8]| {

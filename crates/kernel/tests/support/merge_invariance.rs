@@ -1,4 +1,4 @@
-//! Runs a fold whole and in parts, each part in a process of its own.
+//! Runs a fold whole and in parts, each part in a separate process.
 
 #![allow(clippy::cast_possible_truncation, reason = "numbers by chance")]
 
@@ -62,7 +62,7 @@ impl Fold<'_> {
         self.run(RunPart::Whole, &inputs)
     }
 
-    /// Processes the pieces in a random order, and merges their states in random groups.
+    /// Folds the pieces in a random order, and merges their states in random groups.
     pub(crate) fn in_parts(
         &self,
         inputs: &[Vec<u8>],
@@ -96,7 +96,7 @@ impl Fold<'_> {
     }
 }
 
-/// Random numbers: SplitMix64.
+/// Random number generator SplitMix64.
 struct LawRandom(u64);
 
 impl LawRandom {

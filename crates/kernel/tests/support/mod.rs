@@ -19,7 +19,7 @@ use tidemill_kernel::{
     User,
 };
 
-/// Runs before `main`, so that a test binary can be the child that it makes.
+/// Runs before `main`, so that a test binary can be the child process that it starts.
 #[used]
 #[unsafe(link_section = ".init_array")]
 static HOOK: extern "C" fn() = {
@@ -67,7 +67,7 @@ impl Place {
         self.directory.path().join(name)
     }
 
-    /// Makes a sealed object; if this process is root, the object belongs to the store's user.
+    /// Returns the path of a new sealed object; if this process is root, the object belongs to the store's user.
     pub(crate) fn object(&self, name: &str, content: impl AsRef<[u8]>) -> PathBuf {
         let path = self.path(name);
         // An object that was sealed before can't be written to.
@@ -134,7 +134,7 @@ pub(crate) fn output(run: Run) -> String {
     exit.stdout.text()
 }
 
-/// Returns the users for the tests.
+/// Returns the users as which tests run kernels.
 pub(crate) fn users() -> Vec<Option<User>> {
     if is_root() {
         vec![

@@ -5,19 +5,19 @@ use tidemill_plan::chart::{
     levels, levels_width, text_width, tick_label, vertical_axis,
 };
 
-/// Height of a chart within a grid.
+/// Height of a chart within a grid of charts, in pixels.
 const CELL_HEIGHT: f64 = 330.0;
 
-/// Part of a bar.
+/// Part of a stacked bar.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct BarPart {
-    /// Index of its series.
+    /// Index of the part's series.
     pub(crate) series: usize,
     /// Height of the part; `None` draws a small cross for a missing value.
     pub(crate) value: Option<f64>,
 }
 
-/// Bar with stacked parts: those above zero upwards, those below zero downwards.
+/// Bar with stacked parts: parts above zero go upwards, parts below zero go downwards.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Bar {
     /// Text below the bar, if any.
@@ -66,7 +66,7 @@ impl BarChart {
         canvas.finish()
     }
 
-    /// Draws title and plot into a part of a canvas, without a legend.
+    /// Draws title and plot of the chart into a part of a canvas, without a legend.
     fn draw(&self, canvas: &mut Canvas, area: Area) {
         let middle = area.x + area.width / 2.0 + 20.0;
         canvas.text(
@@ -174,7 +174,7 @@ impl BarChart {
         }
     }
 
-    /// Returns the highest and lowest ends of all bars, and the levels.
+    /// Returns the highest and lowest ends of all bars, and the values of the levels.
     fn extremes(&self) -> Vec<f64> {
         let mut extremes: Vec<f64> = self.levels.iter().map(|level| level.value).collect();
         for bar in self.groups.iter().flat_map(|group| &group.bars) {
@@ -193,7 +193,7 @@ pub(crate) struct ChartGrid {
     pub(crate) title: String,
     /// Number of charts in a row.
     pub(crate) columns: usize,
-    /// Charts, row by row; the legend is that of the first.
+    /// Charts, row by row; the legend of the grid is that of the first chart.
     pub(crate) charts: Vec<BarChart>,
 }
 
@@ -246,7 +246,7 @@ mod tests {
         .to_svg()
     }
 
-    /// Returns the upper edge and height of the parts of the bar.
+    /// Returns the upper edge and the height of each part of the bar.
     fn parts(svg: &str) -> Vec<(f64, f64)> {
         let number = |line: &str, name: &str| -> f64 {
             let rest = line.split(&format!(" {name}=\"")).nth(1).unwrap();

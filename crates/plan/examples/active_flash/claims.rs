@@ -7,7 +7,7 @@ use tidemill_plan::model::site::{SiteApplication, SiteKernel};
 use tidemill_plan::model::{Approach, Corrections, Site, feasible, staging};
 use tidemill_plan::units::{Bytes, Joules, Seconds, significant};
 
-/// Returns all claims.
+/// Returns all checked claims of the paper.
 pub(crate) fn claims(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     let mut claims = vec![gtc_output(site)];
     claims.extend(throughput(site, corrections));
@@ -115,7 +115,7 @@ fn none_or(names: &[String]) -> String {
     }
 }
 
-/// Returns the pairs of application and kernel that are infeasible at a ratio; whole applications are listed by their name only.
+/// Returns the infeasible pairs of application and kernel at a ratio; only the name is listed if all kernels are infeasible.
 fn infeasible(
     site: &Site,
     approach: Approach,
@@ -203,7 +203,7 @@ fn ratios(site: &Site, corrections: &Corrections) -> Vec<PaperClaim> {
     ]
 }
 
-/// Row of Fig. 4 in which all totals are known, without infeasible cases.
+/// Energies of a row of Fig. 4 in which all totals are known, without infeasible cases.
 struct Energies {
     name: String,
     staged_only: Joules,
@@ -324,7 +324,7 @@ fn fingerprint_of_s3d(site: &Site, corrections: &Corrections) -> Vec<PaperClaim>
     ]
 }
 
-/// Returns a claim about a range of whole numbers over the kernels of Table 7.
+/// Returns a claim that values over the kernels of Table 7 are within a range of whole numbers.
 fn between(claim: &'static str, values: &[f64], low: f64, high: f64, unit: &str) -> PaperClaim {
     let least = values.iter().copied().fold(f64::INFINITY, f64::min);
     let most = values.iter().copied().fold(0.0, f64::max);
@@ -383,8 +383,7 @@ mod tests {
     use crate::paper::TABLE_5;
     use tidemill_plan::model::jaguar as site;
 
-    /// These claims don't hold: two contradict another sentence of the paper, and one confuses the two halves of Fig.
-    /// 3b.
+    /// These claims of the paper don't hold: two contradict another sentence of the paper, and one confuses the two halves of Fig. 3b.
     #[test]
     fn claims_of_the_paper_that_the_model_refutes_are_known() {
         let not: Vec<_> = claims(&site(), &Corrections::default())

@@ -7,20 +7,20 @@ use tidemill_plan::model::{
 };
 use tidemill_plan::units::{BytesPerSecond, Money, significant, thousands};
 
-/// Drawing and the name of its file.
+/// SVG drawing of a chart, and the name of its file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Chart {
-    /// Name such as `required-throughput-device.svg`.
+    /// Name of the chart's file, such as `required-throughput-device.svg`.
     pub(crate) file_name: &'static str,
-    /// SVG document.
+    /// SVG document of the chart.
     pub(crate) svg: String,
 }
 
-/// Staging ratios that get a dot.
+/// Staging ratios at which a curve gets a dot.
 const MARKED: [f64; 10] = [1.0, 2.0, 5.0, 10.0, 20.0, 30.0, 50.0, 100.0, 300.0, 1000.0];
-/// Highest ratio of charts.
+/// Highest staging ratio shown in charts.
 const HIGHEST_RATIO: f64 = 1000.0;
-/// Number of points of a curve over the ratios.
+/// Number of points of a curve over the staging ratios.
 const STEPS: i32 = 120;
 
 /// Draws all charts of a site.
@@ -147,7 +147,7 @@ fn energy(site: &Site, report: &SiteReport) -> ChartGrid {
     }
 }
 
-/// Draws Fig. 4, on analysis nodes: all applications in one chart, a series for each kernel.
+/// Draws Fig. 4 for analysis nodes: all applications in one chart, a series for each kernel.
 fn energy_of_nodes(report: &SiteReport) -> BarChart {
     let mut series: Vec<String> = Vec::new();
     let mut groups: Vec<(String, Vec<Option<f64>>)> = Vec::new();
@@ -181,7 +181,7 @@ fn energy_of_nodes(report: &SiteReport) -> BarChart {
     }
 }
 
-/// Returns a group of bars of one part each, series by series.
+/// Returns a group of bars of one part each, one bar for each series.
 fn group(label: &str, values: &[Option<f64>]) -> BarGroup {
     let bars = values.iter().enumerate().map(|(series, &value)| Bar {
         label: None,

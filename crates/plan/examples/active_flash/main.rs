@@ -1,5 +1,5 @@
 //! Comparison of the Active Flash paper (FAST 2013) with the models: its Tables 4, 5 and 7, Fig. 3a and claims of its text, as printed and
-//! as computed, with the reading of each. It also draws Figs. 3 and 4 and Table 5 for any site.
+//! as computed, with the interpretation used for each number. The program also draws Figs. 3 and 4 and Table 5 for any site.
 //!
 //! ```sh
 //! cargo run -p tidemill-plan --example active_flash                             # the comparison

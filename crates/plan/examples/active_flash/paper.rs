@@ -1,7 +1,7 @@
-//! The paper's tables and figures, computed from its inputs and compared with the printed ones.
+//! The paper's tables and figures, computed from its inputs and compared with the printed numbers.
 //!
 //! Inputs are `examples/site/jaguar.toml` (Tables 1 to 3) and the times of Table 7. A number counts as *exact* when it rounds to the
-//! printed digits, as *close* within a percent, and else as not reproduced; each row names the reading or correction used for it.
+//! printed digits, as *close* within one percent, and else as not reproduced; each row names the reading or correction used for the number.
 
 use crate::{claims, prototype, published};
 use std::fmt;
@@ -12,22 +12,22 @@ use tidemill_plan::model::staging::{self, StagingConstraint, whole_devices};
 use tidemill_plan::model::{Approach, Corrections, Site, cost, decimals, jaguar};
 use tidemill_plan::units::{Bytes, Money, Seconds, significant};
 
-/// Corrections that reproduce the bills of Table 5: staging out does not use the link. The pair that can't be done in time (S3D with k-means
-/// on flash) is counted with its negative idle energy.
+/// Corrections that reproduce the bills of Table 5: staging out does not use the link. The pair that can't be done in time (S3D with
+/// k-means on flash) is counted with its negative idle energy.
 pub(crate) const TABLE_5: Corrections = Corrections {
     stage_out_over_link: false,
     overload_infeasible: false,
     ..Corrections::CORRECTED
 };
 
-/// Distance of a computed number from the printed one.
+/// Distance of a computed number from the printed number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Verdict {
-    /// The number rounds to the printed digits.
+    /// The computed number rounds to the printed digits.
     Exact,
-    /// The number is within one percent.
+    /// The computed number is within one percent of the printed number.
     Close,
-    /// The number is further off.
+    /// The computed number differs by more than one percent from the printed number.
     NotReproduced,
 }
 
@@ -47,7 +47,7 @@ const CLOSE_PERCENT: f64 = 1.0;
 /// Number that the paper prints.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PaperRow {
-    /// Table, figure or section.
+    /// Table, figure or section of the paper that prints the number.
     pub(crate) source: &'static str,
     /// Name of the number, with its unit.
     pub(crate) item: String,
@@ -57,16 +57,16 @@ pub(crate) struct PaperRow {
     pub(crate) computed: f64,
     /// Difference of the computed number from the printed one, in percent.
     pub(crate) difference_percent: f64,
-    /// Verdict on this difference.
+    /// Verdict on the difference.
     pub(crate) verdict: Verdict,
-    /// Reading or correction that was used.
+    /// Reading or correction of the paper that was used.
     pub(crate) reading: String,
-    /// Number of digits shown after the decimal point.
+    /// Number of digits that the row shows after the decimal point.
     decimals: usize,
 }
 
 impl PaperRow {
-    /// Returns the row of a number. `published` is the printed text, since its digits define the accuracy.
+    /// Returns the row of a number. `published` is the printed text, since the printed digits define the accuracy.
     pub(crate) fn new(
         source: &'static str,
         item: String,
@@ -99,16 +99,16 @@ impl PaperRow {
     }
 }
 
-/// Sentence of the paper, checked.
+/// Sentence of the paper, checked with the models.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct PaperClaim {
-    /// Section of the sentence.
+    /// Section of the paper that contains the sentence.
     pub(crate) source: &'static str,
-    /// Claim of the sentence, in our words.
+    /// Claim of the sentence, in other words.
     pub(crate) claim: &'static str,
-    /// Result of the equations.
+    /// Result of the equations for the claim.
     pub(crate) computed: String,
-    /// Whether the result agrees with the claim.
+    /// Whether the computed result agrees with the claim.
     pub(crate) holds: bool,
 }
 
@@ -123,7 +123,7 @@ pub(crate) struct PaperReport {
 
 /// Computes the numbers that the paper prints.
 ///
-/// `corrections` are those of the claims. Table 5 is always computed twice: with the reading that reproduces its bills, and with
+/// `corrections` are used for the claims. Table 5 is always computed twice: with the reading that reproduces its bills, and with
 /// `corrections`.
 pub(crate) fn paper(corrections: &Corrections) -> PaperReport {
     let site = jaguar();
@@ -193,7 +193,7 @@ fn table_4(site: &Site) -> Vec<PaperRow> {
     rows
 }
 
-/// Returns the ratio that one constraint allows an application.
+/// Returns the staging ratio that one constraint allows for an application.
 fn constrained(
     site: &Site,
     name: &str,
@@ -235,13 +235,13 @@ fn as_table_4(
     (rounded, how.to_owned())
 }
 
-/// Returns a capacity as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A 1 may hide that the
-/// application does not fit.
+/// Returns a capacity ratio as Table 4 prints it: nodes for each device when whole devices are bought, and never below 1. A printed 1 may
+/// hide that the application does not fit.
 fn whole_device_ratio(nodes: f64, ratio: f64) -> f64 {
     (nodes / whole_devices(nodes, ratio)).floor().max(1.0)
 }
 
-/// Returns any other row as Table 4 prints it: rounded down, and never below 1.
+/// Returns any other ratio as Table 4 prints it: rounded down, and never below 1.
 fn whole_ratio(ratio: f64) -> f64 {
     ratio.floor().max(1.0)
 }
@@ -494,8 +494,7 @@ mod tests {
         assert!(exact("capacity") && exact("bandwidth"));
     }
 
-    /// The restart ratios of VULCAN and GTC follow from rates that Table 1 rounds. The endurance is close in one
-    /// reading only.
+    /// The restart ratios of VULCAN and GTC follow from rates that Table 1 rounds. The endurance ratio is close in one reading only.
     #[test]
     fn table_4_lists_numbers_not_reproduced() {
         let not: Vec<_> = rows("Table 4")
@@ -607,7 +606,7 @@ mod tests {
         assert_eq!(verdict("-19131", 19_131.0), Verdict::NotReproduced);
     }
 
-    /// docs/papers/active-flash-models.md has the same numbers in its table.
+    /// docs/papers/active-flash-models.md has the same counts in its table.
     #[test]
     fn paper_summary_matches_documented_counts() {
         let text = paper(&Corrections::default()).to_string();
@@ -617,7 +616,7 @@ mod tests {
         assert!(text.contains("NOT REPRODUCED"), "{text}");
     }
 
-    /// By hand: 18 000 nodes need 493 devices at ratio 36.55, so each device serves 36 nodes.
+    /// By hand: 18 000 nodes need 493 devices at staging ratio 36.55, so each device serves 36 nodes.
     #[test]
     fn ratios_round_like_table_4() {
         assert!((whole_device_ratio(18_000.0, 67_108_864.0 / 1_836_000.0) - 36.0).abs() < 1e-9);

@@ -2,7 +2,7 @@
 
 use tidemill_plan::units::{Bytes, BytesPerSecond, Joules, Seconds, Watts};
 
-/// Returns t (Eq. 35): reading, then computing; they do not overlap.
+/// Returns t (Eq. 35): the time for reading plus the time for computing, which do not overlap.
 pub(crate) fn kernel_time(io: Seconds, compute: Seconds) -> Seconds {
     io + compute
 }
@@ -12,7 +12,7 @@ pub(crate) fn throughput(input: Bytes, time: Seconds) -> BytesPerSecond {
     input / time
 }
 
-/// Returns the energy of Table 7: `power` for all of the time.
+/// Returns the energy of Table 7: `power` for the whole of `time`.
 pub(crate) fn energy(power: Watts, time: Seconds) -> Joules {
     power * time
 }

@@ -1,25 +1,25 @@
-//! Published figures of the Active Flash paper, exactly as printed. No figure here is computed.
+//! Published figures of the Active Flash paper, exactly as printed; none of them is computed.
 
 use tidemill_plan::model::Approach;
 use tidemill_plan::model::staging::StagingConstraint;
 
-/// Applications, in the order of Tables 1 and 4.
+/// Names of the applications, in the order of Tables 1 and 4.
 pub(crate) const APPLICATIONS: [&str; 6] = ["CHIMERA", "VULCAN", "POP", "S3D", "GTC", "GYRO"];
 
-/// Row of Table 4.
+/// Row of the paper's Table 4.
 #[derive(Debug)]
 pub(crate) struct Table4Row {
-    /// Approach to staging.
+    /// Approach to staging that the row is about.
     pub(crate) approach: Approach,
-    /// Limiting constraint.
+    /// Constraint of staging that limits the ratios.
     pub(crate) constraint: StagingConstraint,
-    /// Capacity in GB (of 2^30 bytes), for the constraint of capacity.
+    /// Capacity in GB (of 2^30 bytes), for rows about the constraint of capacity.
     pub(crate) capacity: Option<&'static str>,
-    /// Ratio of each application.
+    /// Staging ratio of each application.
     pub(crate) ratios: [&'static str; 6],
 }
 
-/// Table 4.
+/// Rows of the paper's Table 4.
 pub(crate) const TABLE_4: [Table4Row; 9] = [
     Table4Row {
         approach: Approach::ActiveFlash,
@@ -77,7 +77,7 @@ pub(crate) const TABLE_4: [Table4Row; 9] = [
     },
 ];
 
-/// Row of Table 5, in dollars.
+/// Row of the paper's Table 5, with prices in dollars.
 #[derive(Debug)]
 pub(crate) struct Table5Row {
     /// Approach to analysis.
@@ -92,7 +92,7 @@ pub(crate) struct Table5Row {
     pub(crate) total: &'static str,
 }
 
-/// Table 5. At ratios 30 and 300 it has no figures for active flash: no application is feasible.
+/// Rows of the paper's Table 5. At ratios 30 and 300 the table has no figures for active flash: no application is feasible.
 pub(crate) const TABLE_5: [Table5Row; 4] = [
     Table5Row {
         approach: Approach::ActiveFlash,
@@ -124,10 +124,10 @@ pub(crate) const TABLE_5: [Table5Row; 4] = [
     },
 ];
 
-/// One side of a row of Table 7.
+/// Measurements of a row of Table 7 on the device or on the host.
 #[derive(Debug)]
 pub(crate) struct MeasuredSide {
-    /// Seconds of I/O and of computing: inputs, since they were measured.
+    /// Seconds of I/O and of computing: these measured times are inputs of the models.
     pub(crate) seconds: (f64, f64),
     /// Throughput in MB/s, of 2^20 bytes.
     pub(crate) throughput: &'static str,
@@ -135,7 +135,7 @@ pub(crate) struct MeasuredSide {
     pub(crate) energy: &'static str,
 }
 
-/// Row of Table 7: 100 MB (of 2^20 bytes) through one kernel.
+/// Row of the paper's Table 7: 100 MB (of 2^20 bytes) processed by one kernel.
 #[derive(Debug)]
 pub(crate) struct Table7Row {
     /// Name of the kernel.
@@ -158,7 +158,7 @@ const fn measured(
     }
 }
 
-/// Table 7.
+/// Rows of the paper's Table 7.
 pub(crate) const TABLE_7: [Table7Row; 4] = [
     Table7Row {
         kernel: "max",
@@ -186,7 +186,7 @@ pub(crate) const TABLE_7: [Table7Row; 4] = [
 pub(crate) const TABLE_7_INPUT: &str = "100 MiB";
 /// Power of the prototype while it analyses (§6.3).
 pub(crate) const PROTOTYPE_POWER: &str = "1.4 W";
-/// Power of its host while it analyses (§6.3).
+/// Power of the prototype's host while it analyses (§6.3).
 pub(crate) const HOST_POWER: &str = "96 W";
-/// Number of bytes between checks for requests (§6.2).
+/// Number of bytes that a kernel processes between checks for requests (§6.2).
 pub(crate) const PREEMPTION_PIECE: &str = "32 KiB";

@@ -8,13 +8,13 @@ use serde::Serialize;
 use std::fmt;
 use thiserror::Error;
 
-/// Client or node.
+/// Machine on which a kernel may run: the client or the node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ExecutionSide {
-    /// Node that holds the input.
+    /// Node that holds the input of the kernel.
     Node,
-    /// Machine of the reader.
+    /// Machine of the user who reads the result.
     Client,
 }
 
@@ -27,21 +27,21 @@ impl fmt::Display for ExecutionSide {
     }
 }
 
-/// Client or node, where the kernel may run.
+/// Properties of the client or of the node, on which the kernel may run.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SideFacts {
-    /// Input rate on one free core; `None` if it was not measured.
+    /// Input rate of the kernel on one free core; `None` if the rate was not measured.
     pub rate: Option<BytesPerSecond>,
-    /// Time of a run over a very small input.
+    /// Time of a kernel run over a very small input.
     pub start: Seconds,
-    /// Other load of this side.
+    /// Load on this side from other work.
     pub load: Load,
-    /// Space for input and result; `None` if it is not limited.
+    /// Space on this side for input and result; `None` if the space is not limited.
     pub free: Option<Bytes>,
 }
 
 impl SideFacts {
-    /// Returns a side without load.
+    /// Returns the facts of a side without load.
     pub fn idle(rate: BytesPerSecond) -> Self {
         Self {
             rate: Some(rate),
@@ -51,12 +51,12 @@ impl SideFacts {
         }
     }
 
-    /// Returns the time of starting and running over `input` (A3), if the other side does not work.
+    /// Returns the time of starting and running the kernel over `input` (A3), if the other side does not run it.
     pub(super) fn run(&self, place: ExecutionSide, input: Bytes) -> Result<Seconds, Infeasible> {
         Ok(self.start + self.load.run(self.work(place, input)?))
     }
 
-    /// Returns the same time while the other side works, too.
+    /// Returns the same time as `run` while the other side runs the kernel, too.
     pub(super) fn run_beside(
         &self,
         place: ExecutionSide,
@@ -65,7 +65,7 @@ impl SideFacts {
         Ok(self.start + self.work(place, input)? / self.load.share_beside)
     }
 
-    /// Returns the time of the work on a processor of its own.
+    /// Returns the time of the computation on a processor without other load.
     fn work(&self, place: ExecutionSide, input: Bytes) -> Result<Seconds, Infeasible> {
         if self.load.cores == 0 {
             return Err(Infeasible::NoCores(place));
@@ -73,7 +73,7 @@ impl SideFacts {
         Ok(input / self.rate.ok_or(Infeasible::NotMeasured(place))?)
     }
 
-    /// Checks that there is enough space.
+    /// Checks that the side has enough space for `needed` bytes.
     pub(super) fn holds(&self, place: ExecutionSide, needed: Bytes) -> Result<(), Infeasible> {
         match self.free {
             Some(free) if needed > free => Err(Infeasible::NoSpace {
@@ -86,7 +86,7 @@ impl SideFacts {
     }
 }
 
-/// Link between client and node, with the same properties in both directions at once.
+/// Link between client and node, with the same properties in both directions at the same time.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Link {
     /// Bandwidth of the link.
@@ -95,28 +95,28 @@ pub struct Link {
     pub latency: Seconds,
 }
 
-/// Power of one core.
+/// Power of one core of a machine.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct CorePower {
-    /// Power when busy.
+    /// Power of the core when it is busy.
     pub busy: Watts,
-    /// Power when idle.
+    /// Power of the core when it is idle.
     pub idle: Watts,
 }
 
-/// Powers during a run. No program can measure them, so the user must supply them.
+/// Powers during a run. No program can measure these powers, so the user must supply them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Powers {
     /// Power of a core of the node.
     pub node: CorePower,
     /// Power of a core of the client.
     pub client: CorePower,
-    /// Energy of transferring a byte over the link.
+    /// Energy of transferring data over the link, per byte.
     pub link: JoulesPerByte,
 }
 
 impl Link {
-    /// Returns the time of transferring `data` (A4); no data takes no time.
+    /// Returns the time of transferring `data` over the link (A4); no data takes no time.
     pub(super) fn time(&self, data: Bytes) -> Seconds {
         if data > Bytes::ZERO {
             self.latency + data / self.bandwidth
@@ -126,20 +126,20 @@ impl Link {
     }
 }
 
-/// Question to the advisor.
+/// Case for which the advisor is asked.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Case {
-    /// Size of the input data, which is stored on the node.
+    /// Size of the input data, which the node stores.
     pub input: Bytes,
     /// Size of the result per byte of input.
     pub output_ratio: f64,
-    /// Whether results of parts can be merged to the result of the whole.
+    /// Whether results of parts of the input can be merged to the result of the whole input.
     pub splittable: bool,
-    /// Place where the result is wanted.
+    /// Side on which the result is wanted.
     pub result: ExecutionSide,
-    /// Node that holds the input.
+    /// Properties of the node that holds the input.
     pub node: SideFacts,
-    /// Machine of the reader.
+    /// Properties of the client.
     pub client: SideFacts,
     /// Link between client and node.
     pub link: Link,
@@ -147,23 +147,23 @@ pub struct Case {
     pub powers: Option<Powers>,
 }
 
-/// Invalid case.
+/// Error of an invalid case.
 #[derive(Debug, Clone, Copy, PartialEq, Error)]
 pub enum CaseError {
-    /// A number must be more than zero.
+    /// A number of the case must be more than zero.
     #[error("{what} is {value}; it must be above zero and finite")]
     NotPositive {
         /// Name of the number.
         what: &'static str,
-        /// Value in its SI unit.
+        /// Value of the number in its SI unit.
         value: f64,
     },
-    /// A number must not be negative.
+    /// A number of the case must not be negative.
     #[error("{what} is {value}; it must not be negative or infinite")]
     Negative {
         /// Name of the number.
         what: &'static str,
-        /// Value in its SI unit.
+        /// Value of the number in its SI unit.
         value: f64,
     },
     /// Shares of a processor are invalid.
@@ -171,34 +171,34 @@ pub enum CaseError {
         "the shares of a processor on the {place} are not between 0 and 1, or grow with what else runs"
     )]
     Share {
-        /// Side with the shares.
+        /// Side whose processor shares are invalid.
         place: ExecutionSide,
     },
-    /// A core draws more power when it is idle.
+    /// A core draws more power when it is idle than when it is busy.
     #[error("a core of the {place} takes {idle} when it waits and {busy} when it works: swap them")]
     IdlePower {
-        /// Side of the core.
+        /// Side on which the core is.
         place: ExecutionSide,
-        /// Power when idle.
+        /// Power of the idle core.
         idle: Watts,
-        /// Power when busy.
+        /// Power of the busy core.
         busy: Watts,
     },
     /// Neither side can run the kernel.
     #[error("nothing can run this: {node}; {client}")]
     Nowhere {
-        /// Reason of the node.
+        /// Reason why the node can't run the kernel.
         node: Infeasible,
-        /// Reason of the client.
+        /// Reason why the client can't run the kernel.
         client: Infeasible,
     },
 }
 
 impl Case {
-    /// Checks that all numbers are valid.
+    /// Checks that all numbers of the case are valid.
     ///
     /// # Errors
-    /// The first invalid number.
+    /// The first invalid number of the case.
     pub fn check(&self) -> Result<(), CaseError> {
         positive("the size of the input", self.input.get())?;
         not_negative("the output ratio", self.output_ratio)?;

@@ -6,28 +6,28 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
-/// Times that differ by less than this share count as equal; then the energy decides, or the transferred bytes if the energy is unknown.
+/// Relative difference below which two times count as equal; then the energy decides, or the transferred bytes if the energy is unknown.
 pub const TIE: f64 = 0.01;
 
-/// Times also count as equal if they differ by at most this, which is the variation of starting commands.
+/// Maximum absolute difference at which two times also count as equal, which is the variation of starting commands.
 pub const TIE_SECONDS: Seconds = Seconds::new(0.005);
 
-/// Minimum saving of a split: cutting a file and joining results does not pay for less.
+/// Minimum time that a split must save: cutting a file and joining results does not pay for less.
 pub const SPLIT_SAVED_MIN: Seconds = Seconds::new(0.25);
 
-/// Minimum gain of a split over the better side alone. The equations do not contain the time for cutting the input, for joining results,
-/// and for sending the client its part from the node's cores while the kernel runs.
+/// Minimum gain of a split over the better side alone, as a share. The equations do not contain the time for cutting the input, for joining
+/// results, and for sending the client its part from the node's cores while the kernel runs.
 pub const SPLIT_GAIN_MIN: f64 = 0.2;
 
-/// Way to run a kernel.
+/// Way to run a kernel: on the node, on the client, or on both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum RunChoice {
-    /// In place; the result is transferred if it is wanted elsewhere.
+    /// Run on the node; the result is transferred if it is wanted on the client.
     Node,
-    /// On the client; the input is transferred.
+    /// Run on the client; the input is transferred.
     Client,
-    /// A part of the input stays and the rest is transferred, at the same time.
+    /// Run on both sides: a part of the input stays on the node and the rest is transferred to the client, at the same time.
     Both,
 }
 
@@ -44,23 +44,23 @@ impl fmt::Display for RunChoice {
 /// Answer of the advisor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Advice {
-    /// Prediction for running in place.
+    /// Prediction for running on the node that holds the input.
     pub node: Result<Prediction, Infeasible>,
     /// Prediction for running on the client.
     pub client: Result<Prediction, Infeasible>,
-    /// Prediction for the best split; equal to one of the others if its best share is all or nothing.
+    /// Prediction for the best split; equal to the prediction for one side if the best share is all or nothing.
     pub both: Result<Prediction, Infeasible>,
-    /// Best choice.
+    /// Best way to run the kernel.
     pub best: RunChoice,
-    /// Reason, in one sentence.
+    /// Reason for the choice, in one sentence.
     pub reason: String,
 }
 
 impl Advice {
-    /// Returns the prediction for a way to run.
+    /// Returns the prediction for a way to run the kernel.
     ///
     /// # Errors
-    /// The reason for which it is infeasible.
+    /// The reason for which this way to run is infeasible.
     pub fn of(&self, choice: RunChoice) -> Result<Prediction, Infeasible> {
         match choice {
             RunChoice::Node => self.node,
@@ -70,9 +70,9 @@ impl Advice {
     }
 }
 
-/// Predicts all ways to run and chooses. The fastest is preferred. Among those within [`TIE`] of it, the one with the least energy is
-/// chosen, or the one that moves less data if the energy is unknown. A split is only chosen from [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`]
-/// on.
+/// Predicts all ways to run and chooses one. The fastest way is preferred. Among the ways within [`TIE`] of it, the way with the least
+/// energy is chosen, or the way that moves less data if the energy is unknown. A split is only chosen if it gains at least
+/// [`SPLIT_GAIN_MIN`] and [`SPLIT_SAVED_MIN`].
 ///
 /// # Errors
 /// An invalid number in the case, or neither client nor node can run the kernel.
@@ -131,7 +131,7 @@ impl Case {
     /// Returns the prediction with `share` of the input on the node and the rest on the client (A3 to A9).
     ///
     /// # Errors
-    /// The reason for which this is infeasible.
+    /// The reason for which this share is infeasible.
     pub fn predict(&self, share: f64) -> Result<Prediction, Infeasible> {
         let here = self.input * share;
         let there = self.input * (1.0 - share);
@@ -208,7 +208,7 @@ impl Case {
     }
 
     /// Returns the prediction for the share with the least time (A6). Time as a function of the share is the maximum of straight lines, so
-    /// its minimum is at an end or where two of them cross. At the ends the time is smaller than that of the lines, since a side that runs
+    /// its minimum is at an end or where two lines cross. At the ends the time is smaller than that of the lines, since a side that runs
     /// alone does not share its processor.
     fn best_split(&self) -> Result<Prediction, Infeasible> {
         if !self.splittable {
@@ -238,7 +238,7 @@ impl Case {
     }
 
     /// Returns three times as functions of the node's share, between 0 and 1: the end on the client, the end on the node if the link is
-    /// free by then, and the end on the node if it is not.
+    /// free by then, and the end on the node if the link is not free.
     fn branches(&self) -> Vec<LinearFit> {
         let on_client = |share: f64| {
             let input = self.input * (1.0 - share);
@@ -280,14 +280,14 @@ impl Case {
     }
 }
 
-/// Straight line over the node's share.
+/// Time as a straight line over the node's share of the input.
 struct LinearFit {
     start: f64,
     slope: f64,
 }
 
 impl LinearFit {
-    /// Returns the line through the values at 0 and 1; `None` if one of them is infeasible.
+    /// Returns the line through the values at shares 0 and 1; `None` if either share is infeasible.
     fn through(at: impl Fn(f64) -> Result<Seconds, Infeasible>) -> Option<Self> {
         let (start, end) = (at(0.0).ok()?.get(), at(1.0).ok()?.get());
         Some(Self {
@@ -307,7 +307,7 @@ fn later(one: Seconds, other: Seconds) -> Seconds {
     if one > other { one } else { other }
 }
 
-/// Returns the reason of the choice, in one sentence.
+/// Returns the reason for the advised choice, in one sentence.
 fn reason(advice: &Advice, case: &Case) -> String {
     if advice.best == RunChoice::Both {
         return split_reason(advice);

@@ -1,24 +1,24 @@
 //! Advice on hooks: decides whether the burst tier can map the files of a burst before the next burst begins. Active Flash (FAST 2013,
-//! §3.3) asks the same question: analysis must end within the interval. The model considers each of the nodes that share a burst, and
-//! the processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor-equations.md`. This module only computes.
+//! §3.3) asks the same question: analysis must end within the interval. The model considers each of the nodes that share a burst, and the
+//! processors that maps leave to writers. The equations are numbered H1 to H7 as in `docs/advisor-equations.md`. This module only computes.
 
 use crate::units::{Bytes, BytesPerSecond, Seconds};
 use schemars::JsonSchema;
 use serde::Serialize;
 use thiserror::Error;
 
-/// Input of the advice. Bytes and files are those of one burst, over all nodes.
+/// Input of the advice. Bytes and files are totals of one burst, over all nodes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct HookCase {
-    /// Size of a burst.
+    /// Size of a burst over all nodes.
     pub burst: Bytes,
-    /// Number of files in a burst.
+    /// Number of files in a burst over all nodes.
     pub files: u32,
     /// Time from the begin of one burst to the begin of the next.
     pub every: Seconds,
-    /// Rate at which programs write into one node.
+    /// Rate at which programs write to one node.
     pub write: BytesPerSecond,
-    /// Number of nodes of the tier that share a burst.
+    /// Number of nodes of the burst tier that share a burst.
     pub nodes: u32,
     /// Number of cores per node that run maps.
     pub cores: u32,
@@ -26,48 +26,48 @@ pub struct HookCase {
     pub rate: BytesPerSecond,
     /// Time of a map over a very small input.
     pub start: Seconds,
-    /// Whether maps run while files are written. Otherwise they run when the files are closed, which is at the end of the burst.
+    /// Whether maps run while files are written. Otherwise maps run when the files are closed, which is at the end of the burst.
     pub on_write: bool,
     /// Share of the processors that maps leave to writers, from 0 to below 1.
     pub share: f64,
-    /// Time for which maps wait at the begin of a burst.
+    /// Time for which maps wait at the beginning of a burst.
     pub held: Seconds,
-    /// Bytes that leave the tier per written byte: 1 if files stay, or the output ratio of the map if only results stay.
+    /// Bytes staged out of the tier per written byte: 1 if files stay, or the output ratio of the map if only results stay.
     pub leaves: f64,
-    /// Rate at which one node stages out, if it is known.
+    /// Rate at which one node stages out files, if the rate is known.
     pub stage_out: Option<BytesPerSecond>,
-    /// Space for bursts on one node, if it is known.
+    /// Space for bursts on one node, if the space is known.
     pub space: Option<Bytes>,
 }
 
-/// Reason for which the tier can't keep up.
+/// Reason for which the burst tier can't keep up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum TierShortage {
-    /// A burst takes longer than the time to the next one.
+    /// Writing a burst takes longer than the time to the next burst.
     Writing,
     /// Maps of a burst have not ended when the next burst begins.
     Cores,
-    /// Data that leaves the tier is not staged out when the next burst begins.
+    /// Data that must leave the tier is not staged out when the next burst begins.
     StageOut,
-    /// A burst does not fit.
+    /// A burst does not fit into the space of the tier.
     Space,
 }
 
-/// Advice for one node.
+/// Advice on a hook, for each node of the burst tier.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct HookAdvice {
-    /// Whether all work ends before the next burst begins.
+    /// Whether all work on a burst ends before the next burst begins.
     pub keeps_up: bool,
     /// Reasons for which the tier does not keep up.
     pub lacks: Vec<TierShortage>,
     /// Duration of a burst (H1).
     pub burst_seconds: Seconds,
-    /// Core time of its maps (H2).
+    /// Core time of the maps of a burst (H2).
     pub work_seconds: Seconds,
-    /// Part of this core time that is done during the burst (H4).
+    /// Part of the maps' core time that is used during the burst (H4).
     pub done_in_burst_seconds: Seconds,
-    /// Time from the begin of the burst to the last result, if no map of an earlier burst is left (H5).
+    /// Time from the start of the burst to the last result, if no map of an earlier burst is left (H5).
     pub results_seconds: Seconds,
     /// Bytes that each burst adds to the backlog of unmapped bytes (H6).
     pub behind_bytes: Bytes,
@@ -76,11 +76,11 @@ pub struct HookAdvice {
     /// Rate at which data must be staged out from a node (H7).
     #[serde(rename = "stage_out_bytes_per_sec")]
     pub stage_out: BytesPerSecond,
-    /// Minimum number of cores per node with which maps keep up, if any number does (H5).
+    /// Minimum number of cores per node with which maps keep up, if any number of cores suffices (H5).
     pub cores_needed: Option<u32>,
 }
 
-/// Invalid number in a case.
+/// Invalid number in a hook's case.
 #[derive(Debug, Clone, PartialEq, Error)]
 #[error("{what} is {value}: {must}")]
 pub struct HookCaseError {
@@ -127,12 +127,12 @@ impl HookCase {
         }
     }
 
-    /// Returns the number of files on the node with the most of them.
+    /// Returns the number of files on the node with the most files.
     fn files_each(&self) -> u32 {
         self.files.div_ceil(self.nodes)
     }
 
-    /// H3: a file is mapped by one core.
+    /// H3: returns the number of cores that maps use, since a file is mapped by one core.
     fn used(&self, cores: u32) -> f64 {
         f64::from(cores.min(self.files_each()))
     }
@@ -150,7 +150,7 @@ impl HookCase {
     }
 }
 
-/// Returns whether the tier keeps up, with the reasons and times.
+/// Returns whether the burst tier keeps up, with the reasons and times.
 ///
 /// # Errors
 /// An invalid number in the case.
@@ -204,7 +204,7 @@ pub fn advise_hook(case: &HookCase) -> Result<HookAdvice, HookCaseError> {
     })
 }
 
-/// Returns the smallest number up to `most` that is enough. Every number above an enough one must be enough, too.
+/// Returns the smallest number up to `most` that is enough. Every number above a number that is enough must be enough, too.
 fn least(most: u32, enough: impl Fn(&u32) -> bool) -> Option<u32> {
     if !enough(&most) {
         return None;
@@ -225,7 +225,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// 100 GB per minute into four nodes at 2.5 GB/s each, mapped on four cores of 1 GB/s.
+    /// Returns the case of 100 GB per minute into four nodes at 2.5 GB/s each, mapped on four cores of 1 GB/s.
     fn case() -> HookCase {
         HookCase {
             burst: Bytes::new(100e9),
@@ -315,7 +315,7 @@ mod tests {
         );
     }
 
-    /// Simulates one node step by step. Returns the unmapped bytes at the end of each of many periods.
+    /// Simulates one node in small time steps. Returns the unmapped bytes at the end of each of many periods.
     fn stepped(case: &HookCase, periods: u32, steps: u32) -> Vec<f64> {
         let each = case.burst.get() / f64::from(case.nodes);
         let files = f64::from(case.files.div_ceil(case.nodes));
@@ -350,7 +350,7 @@ mod tests {
     }
 
     proptest! {
-        /// The remaining work after each period, or its absence, is the same as in a simulation of small time steps.
+        /// The advice gives the same unmapped bytes after each period, or none, as a simulation of small time steps.
         #[test]
         fn hook_advice_matches_simulation_in_small_steps(
             burst in 1e8..1e11_f64, every in 5.0..100.0_f64, part in 0.05..0.95_f64, rate in 1e7..5e9_f64, files in 1_u32..100,

@@ -1,8 +1,8 @@
 //! The advisor: answers whether a kernel should run on the client, on the node that holds its input, or on both.
 //!
-//! [`advise`] predicts time, bytes over the link and energy of each way and returns the best one, with the reason. The equations are
-//! numbered A1 to A9 as in `docs/advisor-equations.md`. Comments name the equations that come from D. Tiwari et al., "Active Flash" (FAST 2013) or
-//! from AnalyzeThis; the other equations are our own. This module does no I/O: the caller measures speeds and queries loads.
+//! [`advise`] predicts time, bytes over the link and energy of each way to run the kernel and returns the best way, with the reason. The
+//! equations are numbered A1 to A9 as in `docs/advisor-equations.md`. Comments name the equations from D. Tiwari et al., "Active Flash"
+//! (FAST 2013) or from AnalyzeThis; the other equations are our own. This module does no I/O: the caller measures speeds and queries loads.
 
 mod case;
 mod choose;
@@ -28,34 +28,34 @@ pub struct Prediction {
     pub time: Seconds,
     /// Share of the input that the node processes.
     pub node_share: f64,
-    /// Time until cores are free, client and node together (A1).
+    /// Time until cores are free: the sum of client and node (A1).
     #[serde(rename = "waiting_seconds")]
     pub waiting: Seconds,
-    /// Time of starting and running on the node (A3).
+    /// Time of starting and running the kernel on the node (A3).
     #[serde(rename = "node_seconds")]
     pub on_node: Seconds,
-    /// Time of starting and running on the client (A3).
+    /// Time of starting and running the kernel on the client (A3).
     #[serde(rename = "client_seconds")]
     pub on_client: Seconds,
-    /// Time of the link (A4).
+    /// Time for which the link transfers data (A4).
     #[serde(rename = "transfer_seconds")]
     pub transferring: Seconds,
-    /// Bytes over the link, both directions (A8).
+    /// Bytes transferred over the link in both directions (A8).
     #[serde(rename = "transferred_bytes")]
     pub transferred: Bytes,
-    /// Energy of a core on each side and of the link (A9), if their powers are known.
+    /// Energy of a core on each side and of the link (A9), if the powers of client and node are known.
     #[serde(rename = "joules")]
     pub energy: Option<Joules>,
 }
 
-/// Reason for which a way to run is infeasible.
+/// Reason for which a way to run the kernel is infeasible.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Infeasible {
     /// The kernel was not measured on this side.
     NotMeasured(ExecutionSide),
-    /// There is no core to run on.
+    /// The side has no core to run the kernel on.
     NoCores(ExecutionSide),
-    /// Input or result do not fit.
+    /// Input or result do not fit into the free space of a side.
     NoSpace {
         /// Side without enough space.
         place: ExecutionSide,
@@ -64,7 +64,7 @@ pub enum Infeasible {
         /// Free space on this side.
         free: Bytes,
     },
-    /// Results of parts can't be merged to the result of the whole.
+    /// Results of parts of the input can't be merged to the result of the whole input.
     NotSplittable,
 }
 

@@ -6,8 +6,8 @@ use proptest::prelude::*;
 
 const MB: f64 = 1e6;
 
-/// Returns 1000 MB on a node of 100 MB/s, a client of 400 MB/s and a link of 125 MB/s; the result is a tenth of the input and wanted on
-/// the client.
+/// Returns a case of 1000 MB on a node of 100 MB/s, a client of 400 MB/s and a link of 125 MB/s; the result is a tenth of the input and
+/// wanted on the client.
 fn case() -> Case {
     Case {
         input: Bytes::new(1000.0 * MB),
@@ -25,7 +25,7 @@ fn case() -> Case {
 }
 
 /// Returns powers of a core: of a device of 3 W and 0.09 W with four cores (Active Flash, Table 2), and of a node of 190 W and 63 W with
-/// eight (§5).
+/// eight cores (§5).
 fn powers(joules_per_byte: f64) -> Powers {
     let power = |busy, idle| CorePower {
         busy: Watts::new(busy),
@@ -215,7 +215,7 @@ fn shared_processors_slow_both_sides_until_kernels_end() {
     close(both.on_node.get(), 10.0);
 }
 
-/// The node is full, and other nodes load its machine. Their load continues when the kernel starts.
+/// The node is full, and other nodes load its machine. The load of the other nodes continues when the kernel starts.
 #[test]
 fn load_of_other_nodes_continues_after_the_wait() {
     let machine = MachineLoad {
@@ -402,7 +402,7 @@ fn cases() -> impl Strategy<Value = Case> {
     )
 }
 
-/// Checks that a time is not later than another one, except for rounding.
+/// Returns whether the time `one` is not later than the time `other`, except for rounding.
 fn not_later(one: Seconds, other: Seconds) -> bool {
     one.get() <= other.get() * (1.0 + 1e-9) + 1e-12
 }
@@ -413,7 +413,7 @@ fn all(case: &Case) -> [Prediction; 3] {
 }
 
 proptest! {
-    /// A split is never later than the better side, nor than any other share.
+    /// The best split is never later than the better side, nor than any other share.
     #[test]
     fn best_split_is_at_least_as_fast_as_any_share(case in cases()) {
         let [node, client, both] = all(&case);
@@ -456,8 +456,7 @@ proptest! {
         }
     }
 
-    /// A smaller share of a processor or a longer wait never makes a prediction sooner, and changes only the side with
-    /// that load.
+    /// A smaller share of a processor or a longer wait never makes a prediction sooner, and changes only the side with this load.
     #[test]
     fn load_slows_only_its_side(case in cases(), part in 0.01..1.0_f64, wait in 0.0..9.0_f64) {
         let before = all(&case);
@@ -500,7 +499,7 @@ proptest! {
         prop_assert!(!advice.reason.is_empty() && !advice.reason.contains("NaN"));
     }
 
-    /// Any numbers give an answer or an error, never NaN.
+    /// Any numbers in a case give an answer or an error, never NaN.
     #[test]
     fn advice_for_any_numbers_is_an_answer_or_error(
         input in any::<f64>(), ratio in any::<f64>(), rate in any::<f64>(), bandwidth in any::<f64>(), busy in any::<f64>()

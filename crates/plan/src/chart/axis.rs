@@ -3,10 +3,10 @@
 use super::canvas::text_width;
 use crate::units::{significant, thousands};
 
-/// Conversion of values to distances.
+/// Conversion of values to positions on an axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AxisScale {
-    /// Linear scale.
+    /// Linear scale of an axis.
     Linear,
     /// Logarithmic scale; values that are not above zero are not shown.
     Log,
@@ -15,9 +15,9 @@ pub enum AxisScale {
 /// Axis of a chart.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ChartAxis {
-    /// Name of the quantity, with its unit.
+    /// Name of the quantity on the axis, with its unit.
     pub label: String,
-    /// Conversion of values to distances.
+    /// Conversion of values to positions on the axis.
     pub scale: AxisScale,
     /// Lowest and highest value; `None` for the range of the data.
     pub range: Option<(f64, f64)>,
@@ -49,7 +49,7 @@ impl ChartAxis {
         self
     }
 
-    /// Returns whether a value can be shown at all.
+    /// Returns whether the axis can show a value at all.
     pub(super) fn shows(&self, value: f64) -> bool {
         value.is_finite() && (self.scale == AxisScale::Linear || value > 0.0)
     }
@@ -90,7 +90,7 @@ impl ChartAxis {
         }
     }
 
-    /// Returns the position of a value in a range: 0 at its low end, 1 at its high end.
+    /// Returns the position of a value in a range: 0 at the low end of the range, 1 at its high end.
     pub fn place(&self, value: f64, (low, high): (f64, f64)) -> f64 {
         match self.scale {
             AxisScale::Linear => (value - low) / (high - low),
@@ -98,7 +98,7 @@ impl ChartAxis {
         }
     }
 
-    /// Returns the ticks within a range.
+    /// Returns the values of the axis' ticks within a range.
     pub(super) fn ticks(&self, (low, high): (f64, f64)) -> Vec<f64> {
         match self.scale {
             AxisScale::Linear => {
@@ -130,10 +130,10 @@ impl ChartAxis {
     }
 }
 
-/// Minimum number of ticks of a legible axis.
+/// Minimum number of ticks with which an axis is legible.
 const TICKS_MIN: usize = 3;
 
-/// Returns these multiples of powers of ten within a range.
+/// Returns the products of `marks` and powers of ten within a range.
 fn marked(marks: &[f64], (low, high): (f64, f64)) -> Vec<f64> {
     let mut ticks = Vec::new();
     let mut decade = low.log10().floor();
@@ -155,7 +155,7 @@ pub fn tick_label(value: f64) -> String {
     }
 }
 
-/// Returns the width that the labels of these ticks take.
+/// Returns the width that the labels of these ticks take, in pixels.
 pub(super) fn labels_width(ticks: &[f64]) -> f64 {
     let widths = ticks
         .iter()

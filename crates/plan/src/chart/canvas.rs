@@ -1,4 +1,4 @@
-//! Canvas: writes SVG elements, one after the other, into a document of fixed size.
+//! Canvas: writes SVG elements, one after the other, into a document of a fixed size.
 
 use super::Area;
 use std::fmt::Write;
@@ -10,10 +10,10 @@ const GRID: &str = "#e4e7eb";
 const FRAME: &str = "#8c959f";
 const LEVEL: &str = "#6e7781";
 
-/// Length of the dashes of lines that cover others.
+/// Length of the dashes of lines that cover other lines, in pixels.
 const DASH: usize = 9;
 
-/// Colours that colour-blind readers can distinguish, too.
+/// Colours of series, which colour-blind readers can distinguish, too.
 const COLORS: [&str; 9] = [
     "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#7a5195", "#a6761d",
     "#666666",
@@ -54,7 +54,7 @@ pub struct Canvas {
 }
 
 impl Canvas {
-    /// Returns an empty white page.
+    /// Returns an empty white canvas.
     pub fn new(width: f64, height: f64) -> Self {
         Self {
             body: String::new(),
@@ -63,12 +63,12 @@ impl Canvas {
         }
     }
 
-    /// Returns the width of the page.
+    /// Returns the width of the canvas, in pixels.
     pub fn width(&self) -> f64 {
         self.width
     }
 
-    /// Returns the height of the page.
+    /// Returns the height of the canvas, in pixels.
     pub fn height(&self) -> f64 {
         self.height
     }
@@ -77,7 +77,7 @@ impl Canvas {
         writeln!(self.body, "{node}").expect("a string takes everything");
     }
 
-    /// Draws the heading of the page.
+    /// Draws the heading of the document.
     pub fn title(&mut self, text: &str) {
         self.node(format_args!(
             r#"<text x="24" y="28" font-size="16" font-weight="600">{}</text>"#,
@@ -94,7 +94,7 @@ impl Canvas {
         ));
     }
 
-    /// Draws a text turned by `degrees`, clockwise, about its point.
+    /// Draws a text turned by `degrees` clockwise about the text's point.
     pub fn turned_text(
         &mut self,
         (x, y): (f64, f64),
@@ -122,7 +122,7 @@ impl Canvas {
         self.line(from, to, GRID, 1.0);
     }
 
-    /// Draws the line from which values start.
+    /// Draws the base line of a chart, from which values start.
     pub fn base_line(&mut self, from: (f64, f64), to: (f64, f64)) {
         self.line(from, to, FRAME, 1.0);
     }
@@ -134,8 +134,8 @@ impl Canvas {
         ));
     }
 
-    /// Draws a line through points, clipped to `area`. If the line covers `below` others, it is dashed so that they are visible between the
-    /// dashes.
+    /// Draws a line through points, clipped to `area`. If the line covers `below` other lines, it is dashed so that the covered lines are
+    /// visible between the dashes.
     pub fn polyline(&mut self, area: Area, points: &[(f64, f64)], color: &str, below: usize) {
         let mut list = String::new();
         for (x, y) in points {
@@ -194,7 +194,7 @@ impl Canvas {
         ));
     }
 
-    /// Returns the document.
+    /// Returns the finished SVG document.
     pub fn finish(self) -> String {
         format!(
             "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w:.0}\" height=\"{h:.0}\" viewBox=\"0 0 {w:.0} {h:.0}\" font-family=\"{FONT}\" fill=\"{INK}\">\n<rect width=\"100%\" height=\"100%\" fill=\"#ffffff\"/>\n{}</svg>\n",
@@ -205,7 +205,7 @@ impl Canvas {
     }
 }
 
-/// Returns the approximate width of a text; without the font's own measures it tends to be too large.
+/// Returns the approximate width of a text in pixels; without the font's real measures the result tends to be too large.
 pub fn text_width(text: &str, size: f64) -> f64 {
     text.chars().count() as f64 * size * 0.56
 }

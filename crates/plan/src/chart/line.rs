@@ -6,14 +6,14 @@ use super::{
     levels_width,
 };
 
-/// Line and its name.
+/// Line of a chart with its name.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Line {
-    /// Name in the legend.
+    /// Name of the line in the legend.
     pub label: String,
-    /// Points, in order.
+    /// Points that the line connects, in order.
     pub points: Vec<(f64, f64)>,
-    /// Points that get a dot; they need not be among `points`.
+    /// Points at which the line gets a dot; they need not be among `points`.
     pub dots: Vec<(f64, f64)>,
 }
 
@@ -37,13 +37,13 @@ pub struct LineChart {
     pub x: ChartAxis,
     /// Vertical axis.
     pub y: ChartAxis,
-    /// Lines, in the legend's order.
+    /// Lines of the chart, in the legend's order.
     pub lines: Vec<Line>,
-    /// Horizontal lines with a name.
+    /// Horizontal lines with a name, such as thresholds.
     pub levels: Vec<ReferenceLine>,
 }
 
-/// Returns charts below one another as one SVG document.
+/// Returns charts below one another in one SVG document.
 #[must_use]
 pub fn stack(charts: &[LineChart]) -> String {
     let height = HEIGHT * charts.len() as f64;
@@ -136,12 +136,12 @@ impl LineChart {
     }
 }
 
-/// Returns whether two points are visually the same.
+/// Returns whether two points can't be distinguished visually.
 fn near((x, y): (f64, f64), (u, v): (f64, f64)) -> bool {
     (x - u).abs() < 1.0 && (y - v).abs() < 2.0
 }
 
-/// Splits a line into parts that cover equally many drawn lines, and returns the parts with this number.
+/// Splits a line into parts that each cover the same number of drawn lines, and returns the parts with this number.
 fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &'a [(f64, f64)])> {
     let below = |piece: &[(f64, f64)]| {
         let on = |with: &[(f64, f64)]| near(piece[0], with[0]) && near(piece[1], with[1]);
@@ -159,12 +159,12 @@ fn parts<'a>(drawn: &[Vec<(f64, f64)>], path: &'a [(f64, f64)]) -> Vec<(usize, &
     parts
 }
 
-/// Returns the radius of a dot: a dot that covers others is smaller, so that they are visible around it.
+/// Returns the radius of a dot: a dot that covers `below` other dots is smaller, so that the other dots are visible around it.
 fn dot_radius(below: usize) -> f64 {
     [5.0, 3.8, 2.8, 2.0].get(below).copied().unwrap_or(1.4)
 }
 
-/// Returns the space that a vertical axis needs at the left of a plot.
+/// Returns the space that a vertical axis needs at the left of a plot, in pixels.
 pub fn axis_width(axis: &ChartAxis, range: (f64, f64)) -> f64 {
     labels_width(&axis.ticks(range)) + 46.0
 }

@@ -1,4 +1,4 @@
-//! Charts as SVG text, sufficient for the models and the simulator, without any library.
+//! Charts as SVG text, as far as the models and the simulator need charts, without any library.
 //!
 //! A chart is plain data: fill [`LineChart`] and call `to_svg`. For other charts (such as a Gantt chart), draw on a [`Canvas`] with the
 //! common parts of charts. The same data gives the same text, byte for byte.
@@ -26,45 +26,45 @@ pub use line::{Line, LineChart, axis_width, stack, vertical_axis};
 /// Horizontal line with a name: a threshold or a baseline.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ReferenceLine {
-    /// Name, written at its right end.
+    /// Name of the line, written at its right end.
     pub label: String,
-    /// Value of the line.
+    /// Value of the chart's vertical axis at the line.
     pub value: f64,
 }
 
-/// Width of a single chart.
+/// Width of a single chart, in pixels.
 pub const WIDTH: f64 = 860.0;
-/// Height of a single chart.
+/// Height of a single chart, in pixels.
 pub const HEIGHT: f64 = 480.0;
-/// Distance of the legend's rows.
+/// Distance between rows of the legend, in pixels.
 const LEGEND_ROW: f64 = 18.0;
 
 /// Rectangle of a canvas; y grows downwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Area {
-    /// Left edge.
+    /// Left edge of the area.
     pub x: f64,
-    /// Upper edge.
+    /// Upper edge of the area.
     pub y: f64,
-    /// Width.
+    /// Width of the area.
     pub width: f64,
-    /// Height.
+    /// Height of the area.
     pub height: f64,
 }
 
 impl Area {
-    /// Returns the right edge.
+    /// Returns the right edge of the area.
     pub fn right(&self) -> f64 {
         self.x + self.width
     }
 
-    /// Returns the lower edge.
+    /// Returns the lower edge of the area.
     pub fn bottom(&self) -> f64 {
         self.y + self.height
     }
 }
 
-/// Draws names with their colours in rows of at most `width`. Returns the height of all rows.
+/// Draws names of series with their colours in rows of at most `width` pixels. Returns the height of all rows.
 pub fn legend(
     canvas: &mut Canvas,
     left: f64,
@@ -98,7 +98,7 @@ pub fn legend(
     y + LEGEND_ROW - top
 }
 
-/// Draws levels across `plot` with their names at its right; names that would overlap are moved apart.
+/// Draws reference lines across `plot` with their names at the right of the plot; names that would overlap are moved apart.
 pub fn levels(
     canvas: &mut Canvas,
     plot: Area,
@@ -131,7 +131,7 @@ pub fn levels(
     }
 }
 
-/// Returns the space that the names of levels need at the right of a plot.
+/// Returns the space that the names of reference lines need at the right of a plot, in pixels.
 pub fn levels_width(levels: &[ReferenceLine]) -> f64 {
     let widths = levels
         .iter()

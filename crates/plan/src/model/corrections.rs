@@ -1,34 +1,34 @@
-//! Corrections of equations that can't be meant as printed: each correction is a switch with a name.
+//! Corrections of equations that can't be meant as printed in the paper: each correction is a switch with a name.
 
 use schemars::JsonSchema;
 use serde::Serialize;
 
 /// Corrections with which the equations are computed.
 ///
-/// By default all are on. A correction only changes the term in its description; readings that change no number (the choice of a unit, a
-/// power or a node) are in `docs/papers/active-flash-models.md`.
+/// All corrections are on by default. A correction only changes the term in its description; readings that change no number (the choice of
+/// a unit, a power or a node) are in `docs/papers/active-flash-models.md`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub struct Corrections {
-    /// Eqs. 17 and 32: each staging device stages out at *its share* of the file system, `R / N · BW_PFS`, as in Eqs. 6, 7 and 25. As printed,
-    /// each stages out at all of it, and doubling the machine does not double its energy.
+    /// Eqs. 17 and 32: each staging device stages out at *its share* of the file system's bandwidth, `R / N · BW_PFS`, as in Eqs. 6, 7 and
+    /// 25. As printed, each device stages out at the full bandwidth, and doubling the machine does not double its energy.
     pub stage_out_at_share: bool,
-    /// Eqs. 17 and 32: staging out also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5 fit best without it,
-    /// so the paper seems to have left it out in this table.
+    /// Eqs. 17 and 32: staging out also takes the busy link's time, `1 / BW_busylink`, as printed. The bills of Table 5 fit best without
+    /// this term, so the paper seems to have left it out in Table 5.
     pub stage_out_over_link: bool,
-    /// Eq. 33: idle time is divided by R once, as in Eq. 18. As printed it is divided twice.
+    /// Eq. 33: idle time is divided by R once, as in Eq. 18. As printed, idle time is divided by R twice.
     pub idle_divided_once: bool,
-    /// Eqs. 18 and 33: more work than time is *infeasible*. As printed the idle energy becomes negative.
+    /// Eqs. 18 and 33: a case with more work than time is *infeasible*. As printed, the idle energy of this case becomes negative.
     pub overload_infeasible: bool,
-    /// Eqs. 13 and 29: the energy of a hop is per bit and data is in bytes, so there is a factor of 8.
+    /// Eqs. 13 and 29: the energy of a hop is per bit and data is in bytes, so the product has a factor of 8.
     pub hop_energy_per_bit: bool,
-    /// Eqs. 20, 21, 28 and 31: a node has several processors, and Table 3 measured one. As printed, a node is as fast as one processor but
-    /// draws the power of all.
+    /// Eqs. 20, 21, 28 and 31: a node has several processors, and Table 3 measured one processor. As printed, a node is as fast as one
+    /// processor but draws the power of all.
     pub all_processors: bool,
 }
 
 impl Corrections {
-    /// All corrections: the default.
+    /// The default: all corrections are on.
     pub const CORRECTED: Self = Self {
         stage_out_at_share: true,
         stage_out_over_link: true,
@@ -38,7 +38,7 @@ impl Corrections {
         all_processors: true,
     };
 
-    /// Names that [`Corrections::switch`] knows.
+    /// Names of corrections that [`Corrections::switch`] knows.
     pub const NAMES: [&'static str; 6] = [
         "stage-out-at-share",
         "stage-out-over-link",
@@ -48,7 +48,7 @@ impl Corrections {
         "all-processors",
     ];
 
-    /// Returns the switch of this name, or `None`.
+    /// Returns the switch of the correction with this name, or `None` if the name is unknown.
     pub fn switch(&mut self, name: &str) -> Option<&mut bool> {
         Some(match name {
             "stage-out-at-share" => &mut self.stage_out_at_share,
@@ -61,7 +61,7 @@ impl Corrections {
         })
     }
 
-    /// Describes the differences from the default, in words.
+    /// Returns a description of the differences from the default, in words.
     pub fn describe(mut self) -> String {
         let mut default = Self::CORRECTED;
         let mut changed = Vec::new();

@@ -1,6 +1,6 @@
-//! Energy of a run's output, by the place where it is analysed (Eqs. 12 to 21 and 29 to 34).
+//! Energy of a run's output, by the place where the output is analysed (Eqs. 12 to 21 and 29 to 34).
 //!
-//! Energies are over one whole run and all devices. They are relative to the same run that writes to the file system and analyses no data
+//! Energies are for one whole run and all devices. They are relative to the same run that writes to the file system and analyses no data
 //! (the paper's baseline_PFS), so a negative energy is saved.
 
 use super::corrections::Corrections;
@@ -13,19 +13,19 @@ use serde::Serialize;
 /// Parts of a run's energy with output staged on devices or analysis nodes.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct StageEnergy {
-    /// Moving data over the network: E_interconnect (Eqs. 13 and 29).
+    /// Energy of moving data over the network: E_interconnect (Eqs. 13 and 29).
     #[serde(rename = "interconnect_joules")]
     pub interconnect: Joules,
-    /// Receiving data: E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
+    /// Energy of receiving data: E_sim-SSD, E_sim-a_node (Eqs. 15 and 30).
     #[serde(rename = "staging_joules")]
     pub staging: Joules,
-    /// Analysing: E_activeSSD, E_a_node (Eqs. 16 and 31); zero without analysis.
+    /// Energy of analysing: E_activeSSD, E_a_node (Eqs. 16 and 31); zero without analysis.
     #[serde(rename = "analysis_joules")]
     pub analysis: Joules,
-    /// Writing to the file system: E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
+    /// Energy of writing to the file system: E_SSD-PFS, E_a_node-PFS (Eqs. 17 and 32).
     #[serde(rename = "stage_out_joules")]
     pub stage_out: Joules,
-    /// Waiting: E_idleSSD, E_idle-a_node (Eqs. 18 and 33).
+    /// Energy of waiting: E_idleSSD, E_idle-a_node (Eqs. 18 and 33).
     #[serde(rename = "idle_joules")]
     pub idle: Joules,
     /// Energy that simulation nodes save by waiting less for I/O: E_iosaving (Eqs. 19 and 34). Negative where staging is slower than the
@@ -35,14 +35,14 @@ pub struct StageEnergy {
 }
 
 impl StageEnergy {
-    /// Returns E_active-flash (Eqs. 12 and 14). The paper prints no total for analysis nodes; it is assumed to be the same sum.
+    /// Returns E_active-flash (Eqs. 12 and 14). The paper prints no total for analysis nodes; the same sum is assumed for them.
     pub fn total(&self) -> Joules {
         self.interconnect + self.staging + self.analysis + self.stage_out + self.idle
             - self.io_saving
     }
 }
 
-/// Returns data_total (above Eq. 15): all data of a run.
+/// Returns data_total (above Eq. 15): all output data of a run.
 pub fn total_data(run: &ApplicationRun) -> Bytes {
     run.produced() * run.nodes * run.duration
 }
@@ -52,8 +52,8 @@ fn analysed_data(run: &ApplicationRun) -> Bytes {
     run.analysis * run.nodes * run.duration
 }
 
-/// Returns E_interconnect (Eqs. 13 and 29): each byte moves to the place of staging, and the rest of it after analysis moves to an I/O
-/// node.
+/// Returns E_interconnect (Eqs. 13 and 29): each byte moves to the place of staging, and the bytes that remain after analysis move to an
+/// I/O node.
 pub fn interconnect_energy(
     run: &ApplicationRun,
     stage: &AnalysisStage,
@@ -87,8 +87,8 @@ pub fn active_time(
     (stage.internal + throughput.inverse()) * analysed_data(run)
 }
 
-/// Returns the time in which all devices together write the run's data to the file system (in Eqs. 17 and 32). As printed: all of the data,
-/// without the reduction α that feasibility and network assume (`docs/papers/active-flash-models.md`).
+/// Returns the time in which all devices together write the run's data to the file system (in Eqs. 17 and 32). As printed, all data is
+/// written, without the reduction α that feasibility and network assume (`docs/papers/active-flash-models.md`).
 pub fn stage_out_time(run: &ApplicationRun, ratio: f64, corrections: &Corrections) -> Seconds {
     let bandwidth = if corrections.stage_out_at_share {
         run.file_system_share() * ratio
@@ -112,8 +112,8 @@ pub fn stage_out_energy(
     stage.busy * stage_out_time(run, ratio, corrections)
 }
 
-/// Returns E_idleSSD, E_idle-a_node (Eqs. 18 and 33): for the rest of the run, on all devices. Receiving data is not part of the run, since
-/// the simulation stands still during this time.
+/// Returns E_idleSSD, E_idle-a_node (Eqs. 18 and 33): the energy of all devices in the rest of the run. Receiving data is not part of the
+/// run, since the simulation stands still during this time.
 ///
 /// # Errors
 /// [`Infeasible::Overloaded`] if the devices have more work than the run lasts.
@@ -141,14 +141,14 @@ pub fn idle_energy(
 }
 
 /// Returns T_iosaving (above Eqs. 19 and 34): the seconds per second of simulation that a node waits less for I/O when it writes to the
-/// place of staging, not to the file system. Negative where it waits longer.
+/// place of staging, not to the file system. Negative where the node waits longer.
 pub fn io_saving_rate(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> f64 {
     let file_system = run.produced() * run.file_system_share().inverse();
     let staged = run.produced() * ratio * (stage.bandwidth.inverse() + run.link.inverse());
     file_system - staged
 }
 
-/// Returns E_iosaving (Eqs. 19 and 34): with the idle power of a *simulation* node, because these nodes wait less.
+/// Returns E_iosaving (Eqs. 19 and 34), with the idle power of a *simulation* node, because simulation nodes wait less.
 pub fn io_saving(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Joules {
     run.waiting * (run.duration * (run.nodes * io_saving_rate(run, stage, ratio)))
 }
@@ -157,7 +157,7 @@ pub fn io_saving(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Jou
 /// throughput: Eqs. 12 to 19, and 29 to 34 for nodes.
 ///
 /// # Errors
-/// [`Infeasible::Overloaded`], see [`idle_energy`].
+/// [`Infeasible::Overloaded`] as from [`idle_energy`].
 pub fn stage_energy(
     run: &ApplicationRun,
     stage: &AnalysisStage,
@@ -194,8 +194,8 @@ pub fn offline_time(
     (analysed_data(run) / throughput + offline_moving_time(run)) / offline_nodes
 }
 
-/// Returns E_offline (Eq. 21): idle power while data moves, busy power while it is analysed. The number of nodes cancels. The power of the
-/// network to these nodes is left out.
+/// Returns E_offline (Eq. 21): idle power while data moves, busy power while data is analysed. The number of nodes cancels. The power of
+/// the network to these nodes is left out.
 pub fn offline_energy(
     run: &ApplicationRun,
     busy: Watts,
@@ -310,7 +310,7 @@ mod tests {
 
     /// S3D with k-means at ratio 10: by hand, each device works 1.8 times as long as the run lasts.
     #[test]
-    fn overload_is_infeasible_not_negative() {
+    fn overloaded_device_is_infeasible_without_negative_energy() {
         let kmeans = Some(rate(0.91));
         let error =
             stage_energy(&run(), &device(), 10.0, kmeans, &Corrections::CORRECTED).unwrap_err();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     proptest! {
-        /// Twice the nodes with twice the file system need twice the energy if each device stages out at its share.
+        /// Twice the nodes with twice the file system need twice the energy if each device stages out at its share of the bandwidth.
         #[test]
         fn energy_scales_with_the_machine(ratio in 1.0..25.0_f64, throughput in 20.0..500.0_f64) {
             let mut twice = run();
@@ -347,8 +347,8 @@ mod tests {
             }
         }
 
-        /// A stage that is overloaded has a kernel that does not keep up. In the other direction, the two differ only
-        /// by the time for moving data.
+        /// The kernel of an overloaded stage does not keep up. In the other direction, overload and not keeping up differ only by the time
+        /// for moving data.
         #[test]
         fn overloaded_stage_means_kernel_does_not_keep_up(ratio in 1.0..29.0_f64, throughput in 0.1..20.0_f64) {
             let throughput = rate(throughput);

@@ -1,4 +1,4 @@
-//! Feasibility: decides whether a kernel can run where output is staged without slowing the simulation (Eqs. 6 to 11 and 25 to 28).
+//! Feasibility: decides whether a kernel can run at the place of staging without slowing the simulation (Eqs. 6 to 11 and 25 to 28).
 //!
 //! An infeasible case is a typed [`Infeasible`] with its reason in words; no function returns a negative time or rate.
 
@@ -27,42 +27,42 @@ pub enum Infeasible {
     /// The link can't transfer the data that a device must send.
     #[error("the link is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
     LinkSaturated {
-        /// Share of the interval that the transfer would take.
+        /// Share of the output interval that the transfer would take.
         share: f64,
     },
     /// The file system can't take the data written to it.
     #[error("the file system is saturated: an interval's data takes it {} % of the interval", percent(*.share))]
     FileSystemSaturated {
-        /// Share of the interval that the writes would take.
+        /// Share of the output interval that the writes would take.
         share: f64,
     },
-    /// Moving data alone fills the interval.
+    /// Moving data alone fills the output interval.
     #[error(
         "no time is left to analyse: reading staged data takes {} % of the interval, writing to the file system {} %, the link {} %",
         percent(*.reading), percent(*.stage_out), percent(*.link)
     )]
     NoTimeLeft {
-        /// Share of the interval for moving staged data to the cores.
+        /// Share of the output interval for moving staged data to the cores.
         reading: f64,
-        /// Share of the interval for writing to the file system.
+        /// Share of the output interval for writing to the file system.
         stage_out: f64,
-        /// Share of the interval for the link.
+        /// Share of the output interval for transferring data over the link.
         link: f64,
     },
     /// The kernel is too slow for the data that arrives.
     #[error("the kernel runs at {available} and would need more than {required}")]
     KernelTooSlow {
-        /// Required throughput (Eqs. 11 and 28).
+        /// Throughput that the kernel would need (Eqs. 11 and 28).
         #[serde(rename = "required_bytes_per_second")]
         required: BytesPerSecond,
-        /// Available throughput.
+        /// Throughput of the kernel.
         #[serde(rename = "available_bytes_per_second")]
         available: BytesPerSecond,
     },
     /// The run contains more work than time (Eqs. 18 and 33 would become negative).
     #[error("the work takes each device {needed}, and the run lasts {available}")]
     Overloaded {
-        /// Busy time of a device.
+        /// Time for which a device would be busy.
         #[serde(rename = "needed_seconds")]
         needed: Seconds,
         /// Duration of the run.
@@ -87,8 +87,8 @@ fn percent(share: f64) -> String {
     significant(share * 100.0)
 }
 
-/// Returns BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` sends to its farthest peer, at a distance of `diameter` hops
-/// over `links` links.
+/// Returns BW_busylink (below Eq. 9): a link's bandwidth when each of `nodes` nodes sends to its farthest peer, at a distance of `diameter`
+/// hops over `links` links.
 pub fn busy_link(
     idle_link: BytesPerSecond,
     links: f64,
@@ -98,21 +98,21 @@ pub fn busy_link(
     idle_link * (links / (nodes * diameter))
 }
 
-/// Returns t_i on a busy network (Eqs. 9 and 27).
+/// Returns t_i on a busy network (Eqs. 9 and 27): the link time of one output interval.
 pub fn link_time(run: &ApplicationRun, ratio: f64) -> Seconds {
     sent(run, ratio) / run.link
 }
 
-/// Returns m·d + R·t_iter·(α·λ_a + λ_c): the data that a link transfers for one device in one interval.
+/// Returns m·d + R·t_iter·(α·λ_a + λ_c): the data that a link transfers for one device in one output interval.
 fn sent(run: &ApplicationRun, ratio: f64) -> Bytes {
     run.flit * run.hops_to_io + run.staged_out() * ratio * run.interval
 }
 
-/// Returns T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this to be done before the next output. (Where the paper's
-/// text names Eq. 12, it means Eq. 11.)
+/// Returns T_SSD,k or T_a,node,k (Eqs. 11 and 28): a kernel must be faster than this throughput to be done before the next output. (Where
+/// the paper's text names Eq. 12, it means Eq. 11.)
 ///
 /// # Errors
-/// A denominator that is not positive: the link or the file system is saturated, or nothing is left of the interval.
+/// A denominator that is not positive: the link or the file system is saturated, or no time is left of the output interval.
 pub fn required_throughput(
     run: &ApplicationRun,
     stage: &AnalysisStage,
@@ -139,10 +139,10 @@ pub fn required_throughput(
     Ok(arriving / left)
 }
 
-/// Returns the throughput that a kernel needs, if a kernel of this throughput keeps up at this ratio (Eqs. 5, 10 and 11; 24 and 28).
+/// Returns the throughput that a kernel needs, if a kernel of this throughput keeps up at the ratio (Eqs. 5, 10 and 11; 24 and 28).
 ///
 /// # Errors
-/// The constraint of staging, the saturated part or the throughput that prevents it.
+/// The constraint of staging, the saturated resource or the throughput that keeps the kernel from keeping up.
 pub fn keeps_up(
     run: &ApplicationRun,
     stage: &AnalysisStage,
@@ -160,14 +160,14 @@ pub fn keeps_up(
     })
 }
 
-/// Limit of the ratio at which a kernel keeps up.
+/// Limit of the staging ratio at which a kernel keeps up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RatioBound {
-    /// A constraint of staging.
+    /// A constraint of staging limits the ratio.
     Staging(StagingConstraint),
-    /// The kernel's throughput, with the other work of an interval.
+    /// The kernel's throughput limits the ratio, together with the other work of an output interval.
     Kernel,
-    /// The number of nodes.
+    /// The number of nodes of the machine limits the ratio.
     Nodes,
 }
 
@@ -187,21 +187,21 @@ impl Serialize for RatioBound {
     }
 }
 
-/// Largest ratio at which a kernel keeps up, and its limit.
+/// Largest staging ratio at which a kernel keeps up, and the limit of the ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct Largest {
-    /// Ratio, not rounded.
+    /// Largest ratio, not rounded.
     pub ratio: f64,
-    /// Constraint that limits the ratio.
+    /// Limit that determines the ratio.
     #[schemars(with = "String")]
     pub bound: RatioBound,
 }
 
 /// Returns the largest ratio at which a kernel of this throughput keeps up: Eqs. 5 and 24, and Eqs. 11 and 28 solved for R. The kernel
-/// keeps up at every ratio from 1 to this one.
+/// keeps up at every ratio from 1 to this ratio.
 ///
 /// # Errors
-/// The reason for which the kernel does not keep up even if each node has a device of its own.
+/// The reason for which the kernel does not keep up even if each node has its own device.
 pub fn largest_ratio(
     run: &ApplicationRun,
     stage: &AnalysisStage,
@@ -229,7 +229,7 @@ pub fn largest_ratio(
     Ok(least)
 }
 
-/// Returns R of R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
+/// Returns the R that solves R·λ_a / T = 1 − R·λ_a·p − N·δ/B_pfs − (m·d + R·δ·t_iter) / (B_link·t_iter).
 fn kernel_ratio(run: &ApplicationRun, stage: &AnalysisStage, throughput: BytesPerSecond) -> f64 {
     let packet = (run.flit * run.hops_to_io) / run.link / run.interval;
     let left = 1.0 - run.staged_out() / run.file_system_share() - packet;
@@ -371,8 +371,8 @@ mod tests {
         (stage.internal + throughput.inverse() + share.inverse() * run.reduction) * arrived
     }
 
-    /// Returns t_c (Eqs. 7 and 26): the time in which a device writes the checkpoints of one interval to its share of the file system. R
-    /// cancels.
+    /// Returns t_c (Eqs. 7 and 26): the time in which a device writes the checkpoints of one interval to its share of the file system. The
+    /// ratio R cancels.
     fn checkpoint_time(run: &ApplicationRun) -> Seconds {
         run.checkpoint * run.interval / run.file_system_share()
     }

@@ -1,10 +1,10 @@
-//! Models of Active Flash: answer whether analysis should run where output is staged, and how much this saves.
+//! Models of Active Flash: answer whether analysis should run where output is staged, and how much energy and money this saves.
 //!
-//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines" (FAST
-//! 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34) and [`cost`]
-//! (Fig. 3a, Table 5). Their symbols are the fields of [`ApplicationRun`] and [`AnalysisStage`]; [`Corrections`] lists the equations that can't be
-//! meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md` describes the models; the example
-//! `active_flash` compares the printed numbers with the computed ones.
+//! The equations are those of D. Tiwari et al., "Active Flash: Towards Energy-Efficient, In-Situ Data Analytics on Extreme-Scale Machines"
+//! (FAST 2013), one function each: [`staging`] (Eqs. 1 to 5, 22 to 24), [`feasible`] (6 to 11, 25 to 28), [`energy`] (12 to 21, 29 to 34)
+//! and [`cost`] (Fig. 3a, Table 5). Their symbols are the fields of [`ApplicationRun`] and [`AnalysisStage`]; [`Corrections`] lists the
+//! equations that can't be meant as printed. An infeasible case is an [`Infeasible`] in words, never a negative number. `docs/models.md`
+//! describes the models; the example `active_flash` compares the printed numbers with the computed ones.
 //!
 //! ```
 //! use std::path::Path;
@@ -40,10 +40,10 @@ pub use text::{ReportPart, TextTable, decimals};
 mod tests {
     use super::setting::{AnalysisStage, ApplicationRun};
 
-    /// The paper's site.
+    /// Site of the Active Flash paper: Jaguar.
     pub(super) use super::site::{JAGUAR, jaguar as site};
 
-    /// Returns S3D on Jaguar.
+    /// Returns a run of S3D on Jaguar.
     pub(super) fn run() -> ApplicationRun {
         let site = site();
         let s3d = site
@@ -54,12 +54,12 @@ mod tests {
         site.run_of(s3d, None)
     }
 
-    /// Returns its solid-state device.
+    /// Returns the solid-state device of the paper's site.
     pub(super) fn device() -> AnalysisStage {
         site().device_stage()
     }
 
-    /// Returns its analysis node.
+    /// Returns the analysis node of the paper's site.
     pub(super) fn node() -> AnalysisStage {
         site().node_stage()
     }

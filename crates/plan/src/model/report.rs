@@ -17,17 +17,17 @@ use std::fmt;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Approach {
-    /// On the devices on which the output is staged.
+    /// Output is analysed on the devices on which it is staged.
     ActiveFlash,
-    /// On separate nodes, from memory.
+    /// Output is analysed on separate nodes, from their memory.
     AnalysisNode,
 }
 
 impl Approach {
-    /// Both approaches.
+    /// Both approaches to analysis.
     pub const ALL: [Self; 2] = [Self::ActiveFlash, Self::AnalysisNode];
 
-    /// Returns the stage of the approach on this site.
+    /// Returns the device or node that stages output with this approach on a site.
     pub fn stage(self, site: &Site) -> AnalysisStage {
         match self {
             Self::ActiveFlash => site.device_stage(),
@@ -35,7 +35,7 @@ impl Approach {
         }
     }
 
-    /// Returns the throughput of a kernel on this site.
+    /// Returns the throughput of a kernel with this approach on a site.
     pub fn throughput(
         self,
         site: &Site,
@@ -48,7 +48,7 @@ impl Approach {
         }
     }
 
-    /// Returns the price of one device or node.
+    /// Returns the price of one device or node of this approach.
     pub fn price(self, site: &Site) -> Money {
         match self {
             Self::ActiveFlash => site.device_price(),
@@ -66,18 +66,18 @@ impl fmt::Display for Approach {
     }
 }
 
-/// Result, or the reason for which there is none.
+/// Result of a model, or the reason for which the case is infeasible.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ModelResult<T> {
     /// Result of a feasible case.
     Feasible(T),
-    /// Reason of an infeasible case.
+    /// Reason for which the case is infeasible.
     Infeasible(Infeasible),
 }
 
 impl<T> ModelResult<T> {
-    /// Returns the result, if there is one.
+    /// Returns the result, if the case is feasible.
     pub fn feasible(&self) -> Option<&T> {
         match self {
             Self::Feasible(value) => Some(value),
@@ -85,7 +85,7 @@ impl<T> ModelResult<T> {
         }
     }
 
-    /// Returns the reason, if there is no result.
+    /// Returns the reason, if the case is infeasible.
     pub fn infeasible(&self) -> Option<&Infeasible> {
         match self {
             Self::Feasible(_) => None,
@@ -103,20 +103,20 @@ impl<T> From<Result<T, Infeasible>> for ModelResult<T> {
     }
 }
 
-/// Number of nodes that may share a device (Eqs. 1 to 5, 22 to 24).
+/// Number of nodes that may share a device (Eqs. 1 to 5, 22 to 24), for one application and approach.
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct StagingRow {
     /// Name of the application.
     pub application: String,
     /// Approach to staging.
     pub approach: Approach,
-    /// Limit of each constraint.
+    /// Largest ratio that each constraint allows.
     pub limits: Vec<StagingLimit>,
-    /// Binding constraint.
+    /// Constraint that limits the ratio.
     pub binding: StagingConstraint,
-    /// Largest ratio; below 1 the application does not fit.
+    /// Largest staging ratio; below 1 the application does not fit.
     pub largest_ratio: f64,
-    /// Number of devices or nodes at this ratio, if the application fits.
+    /// Number of devices or nodes at the largest ratio, if the application fits.
     pub devices: Option<f64>,
 }
 
@@ -129,11 +129,11 @@ pub struct FeasibilityRow {
     pub kernel: String,
     /// Approach to analysis.
     pub approach: Approach,
-    /// Throughput of the kernel with this approach.
+    /// Throughput of the kernel with this approach, in bytes per second.
     pub available_bytes_per_second: BytesPerSecond,
     /// Required throughput, or the reason for which the kernel can't keep up.
     pub required_bytes_per_second: ModelResult<BytesPerSecond>,
-    /// Largest ratio at which the kernel keeps up, or the reason for which it keeps up at none.
+    /// Largest ratio at which the kernel keeps up, or the reason for which it keeps up at no ratio.
     pub largest_ratio: ModelResult<Largest>,
 }
 
@@ -160,13 +160,13 @@ pub struct EnergyRow {
 /// Energy of a run and its parts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct RunEnergy {
-    /// Total energy.
+    /// Total energy of the run.
     pub total_joules: Joules,
-    /// Parts of the energy.
+    /// Parts of the run's energy.
     pub parts: StageEnergy,
 }
 
-/// Cost of a kernel on all feasible applications (Table 5).
+/// Cost of running a kernel on all feasible applications (Table 5).
 #[derive(Debug, Clone, PartialEq, Serialize, JsonSchema)]
 pub struct CostRow {
     /// Name of the kernel.
@@ -175,15 +175,15 @@ pub struct CostRow {
     pub approach: Approach,
     /// Number of devices or nodes to buy.
     pub devices: f64,
-    /// Price of these devices or nodes.
+    /// Price of the devices or nodes.
     pub infrastructure_price: Money,
-    /// Price of the energy of all paid runs; negative when energy is saved.
+    /// Price of the energy of all paid runs; negative when staging saves energy.
     pub energy_price: Money,
-    /// Sum of both prices; `None` if no application is feasible, so there is nothing to pay for.
+    /// Sum of infrastructure and energy price; `None` if no application is feasible, so there is nothing to pay for.
     pub total_price: Option<Money>,
-    /// Applications for which the kernel runs.
+    /// Names of the applications with which the kernel keeps up.
     pub applications: Vec<String>,
-    /// Infeasible applications.
+    /// Names of the infeasible applications.
     pub excluded: Vec<String>,
 }
 
@@ -196,23 +196,23 @@ pub struct SiteReport {
     pub corrections: Corrections,
     /// Currency of all prices.
     pub currency: Currency,
-    /// Staging ratio of feasibility, energy and cost.
+    /// Staging ratio at which feasibility, energy and cost are computed.
     pub staging_ratio: f64,
-    /// Largest staging ratios.
+    /// Largest staging ratios, by application and approach.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub staging: Vec<StagingRow>,
-    /// Kernels that keep up.
+    /// Kernels that keep up, by application and approach.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub feasibility: Vec<FeasibilityRow>,
-    /// Energy per run.
+    /// Energies of a run, by application and kernel.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub energy: Vec<EnergyRow>,
-    /// Costs.
+    /// Costs, by kernel and approach.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub cost: Vec<CostRow>,
 }
 
-/// Computes all results for a site.
+/// Computes all results of the models for a site.
 pub fn report(site: &Site, corrections: &Corrections) -> SiteReport {
     let ratio = site.staging_ratio();
     let mut staging = Vec::new();
@@ -274,7 +274,7 @@ fn staging_row(site: &Site, application: &SiteApplication, approach: Approach) -
 /// Returns the required throughput if a kernel keeps up with an application at a ratio; see [`feasible::keeps_up`].
 ///
 /// # Errors
-/// As [`feasible::keeps_up`].
+/// Errors of [`feasible::keeps_up`].
 pub fn keeps_up(
     site: &Site,
     application: &SiteApplication,
@@ -291,7 +291,7 @@ pub fn keeps_up(
 /// Returns the largest ratio at which a kernel keeps up with an application; see [`feasible::largest_ratio`].
 ///
 /// # Errors
-/// As [`feasible::largest_ratio`].
+/// Errors of [`feasible::largest_ratio`].
 pub fn largest_ratio(
     site: &Site,
     application: &SiteApplication,
@@ -304,7 +304,7 @@ pub fn largest_ratio(
     feasible::largest_ratio(&run, &approach.stage(site), throughput)
 }
 
-/// Returns the energy of one run at a ratio if the kernel keeps up. Without a kernel, output is only staged.
+/// Returns the energy of one run at a ratio if the kernel keeps up. Without a kernel, output is only staged and not analysed.
 ///
 /// # Errors
 /// The reason for which the kernel does not keep up.
@@ -333,7 +333,7 @@ pub fn run_energy(
     })
 }
 
-/// Returns the energy of an application with a kernel, at the site's ratio.
+/// Returns the energies of an application with a kernel, at the site's staging ratio.
 pub fn energy_row(
     site: &Site,
     application: &SiteApplication,
@@ -364,7 +364,7 @@ pub fn energy_row(
     }
 }
 
-/// Returns the cost of a kernel at a ratio on all applications that are feasible at this ratio.
+/// Returns the cost of a kernel at a ratio over all applications that are feasible at this ratio.
 pub fn cost_row(
     site: &Site,
     kernel: &SiteKernel,
@@ -413,18 +413,18 @@ pub fn cost_row(
 /// Section of a report.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReportSection {
-    /// Number of nodes that may share a device.
+    /// Section on the number of nodes that may share a device.
     Staging,
-    /// Kernels that keep up.
+    /// Section on the kernels that keep up.
     Feasibility,
-    /// Energy of a run.
+    /// Section on the energy of a run.
     Energy,
-    /// Costs.
+    /// Section on costs.
     Cost,
 }
 
 impl ReportSection {
-    /// All sections, in the order of a report.
+    /// All sections, in the order of the report.
     pub const ALL: [Self; 4] = [Self::Staging, Self::Feasibility, Self::Energy, Self::Cost];
 }
 
@@ -442,7 +442,7 @@ impl SiteReport {
         }
     }
 
-    /// Returns some of the sections for people.
+    /// Returns the given sections as texts and tables for people.
     pub fn parts(&self, sections: &[ReportSection]) -> Vec<ReportPart> {
         let corrections = self.corrections.describe();
         let head = format!("{}, computed with {corrections}\n", self.site);
@@ -618,7 +618,7 @@ impl SiteReport {
     }
 }
 
-/// Returns the needs of these kernels: one throughput, or a range if the kernels reduce their data differently.
+/// Returns the throughput that these kernels need: one number, or a range if the kernels reduce their data differently.
 fn needs(rows: &[&FeasibilityRow]) -> String {
     let required = rows
         .iter()
@@ -638,7 +638,7 @@ fn needs(rows: &[&FeasibilityRow]) -> String {
     }
 }
 
-/// Returns the kernels that keep up, and the reasons for which the others do not.
+/// Returns the kernels that keep up, and the reasons for which other kernels do not.
 fn kernels(rows: &[&FeasibilityRow]) -> String {
     let mut able = Vec::new();
     let mut unable: Vec<(String, Vec<&str>)> = Vec::new();

@@ -3,7 +3,7 @@
 //!
 //! `examples/site/jaguar.toml` shows every key with its meaning. Each fault is an error that names file and line. Faults are an unknown or
 //! missing key, a wrong unit, a size or number that is zero, negative or absurd, and prices in two currencies. Contradictions are faults,
-//! too (a device that draws more power when it is idle).
+//! too (a device that draws more power when it is idle than when it is busy).
 
 use super::corrections::Corrections;
 use super::feasible;
@@ -23,30 +23,30 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 use toml::Spanned;
 
-/// Maximum number of simulation nodes of a machine.
+/// Maximum number of simulation nodes of a site's machine.
 pub const NODES_MAX: u64 = 100_000_000;
-/// Maximum number of links of a network.
+/// Maximum number of links of a site's network.
 pub const LINKS_MAX: u64 = 10_000_000_000;
-/// Maximum number of processors of an analysis node.
+/// Maximum number of processors of a site's analysis node.
 pub const PROCESSORS_MAX: u64 = 65_536;
 /// Maximum number of checkpoints that are kept, and of runs that are paid for.
 pub const RUNS_MAX: u64 = 1_000_000_000;
-/// Maximum number of applications, and of kernels, of a site: a report has a line for each pair.
+/// Maximum number of applications, and of kernels, of a site: a report has a line for each pair of them.
 pub const ROWS_MAX: usize = 256;
-/// Maximum of numbers that are not counts: hops, factors, ratios of sizes.
+/// Maximum value of numbers that are not counts: hops, factors, ratios of sizes.
 const NUMBER_MAX: f64 = 1e9;
-/// Maximum length of a name, in characters.
+/// Maximum length of a name in a site file, in characters.
 const NAME_CHARS_MAX: usize = 100;
 
 /// Error of a site file.
 #[derive(Debug, Error)]
 pub enum SiteError {
-    /// The file can't be read.
+    /// The site file can't be read.
     #[error("can't read {}", path.display())]
     Read {
         /// Path of the file.
         path: PathBuf,
-        /// Error of the operating system.
+        /// Error that the operating system reported.
         source: io::Error,
     },
     /// The file is not TOML, or has a missing, unknown or invalid key.
@@ -54,7 +54,7 @@ pub enum SiteError {
     Content {
         /// Path of the file.
         path: PathBuf,
-        /// Line, from 1; for a missing key, the line of its table.
+        /// Line of the error, from 1; for a missing key, the line of its table.
         line: usize,
         /// Error of the parser.
         error: Box<toml::de::Error>,
@@ -64,9 +64,9 @@ pub enum SiteError {
     Fault {
         /// Path of the file.
         path: PathBuf,
-        /// Line, from 1.
+        /// Line of the contradiction, from 1.
         line: usize,
-        /// Contradiction.
+        /// Contradiction between keys.
         fault: SiteFault,
     },
 }
@@ -74,33 +74,33 @@ pub enum SiteError {
 /// Fault in keys that are valid one by one.
 #[derive(Debug, Clone, PartialEq, Error)]
 pub enum SiteFault {
-    /// Two applications or two kernels have the same name; the position is that of the second.
+    /// Two applications or two kernels have the same name; the reported line is that of the second.
     #[error("there are two {what} named \"{name}\"; give each its own name")]
     Duplicate {
-        /// "applications" or "kernels".
+        /// `applications` or `kernels`.
         what: &'static str,
-        /// Common name.
+        /// Name that occurs twice.
         name: String,
     },
     /// The network has too few keys, or too many, to determine the bandwidth of a busy link.
     #[error("[network] needs either busy-bandwidth or all of idle-bandwidth, links and diameter")]
     Network,
-    /// A list is empty.
+    /// A list of applications or kernels is empty.
     #[error("`{0}` is empty; give at least one [[{0}]]")]
     Empty(&'static str),
-    /// A list has too many entries.
+    /// A list of applications or kernels has too many entries.
     #[error("there are more than {ROWS_MAX} [[{0}]]; give those that matter")]
     TooMany(&'static str),
-    /// Idle power is higher than busy power.
+    /// The idle power of a device or node is higher than its busy power.
     #[error(
         "[{table}] draws {idle} when it is idle and {busy} when it is busy; idle-power can't be above busy-power"
     )]
     IdleAboveBusy {
-        /// Name of the table.
+        /// Name of the table with both powers.
         table: &'static str,
-        /// P_idle.
+        /// P_idle: power when idle.
         idle: Watts,
-        /// P_busy.
+        /// P_busy: power when busy.
         busy: Watts,
     },
     /// A run ends before its first output.
@@ -108,12 +108,12 @@ pub enum SiteFault {
         "an output every {interval} in a run of {duration}: there is none; output-interval can't be above duration"
     )]
     IntervalAboveDuration {
-        /// t_iter.
+        /// t_iter: time from one output to the next.
         interval: Seconds,
-        /// t_sim.
+        /// t_sim: compute time of a run.
         duration: Seconds,
     },
-    /// Each device serves more nodes than the machine has.
+    /// A staging ratio is above the number of nodes of the machine.
     #[error(
         "a staging ratio of {0} is above the {1} nodes of the machine: one device for all of them is {1}"
     )]
@@ -126,7 +126,7 @@ pub enum SiteFault {
     Currencies {
         /// Currency of the first price.
         first: Currency,
-        /// Currency of the other price.
+        /// Currency of a later price.
         second: Currency,
     },
 }
@@ -138,7 +138,7 @@ macro_rules! number {
         pub struct $type(f64);
 
         impl $type {
-            /// Returns the number.
+            /// Returns the value of the number.
             pub const fn get(self) -> f64 {
                 self.0
             }
@@ -153,13 +153,13 @@ macro_rules! number {
     };
 }
 
-/// Parses a number and checks it.
+/// Parses a number and checks that it is in its range.
 fn number<'de, D: Deserializer<'de>>(
     deserializer: D,
     expected: &str,
     valid: impl Fn(f64) -> bool,
 ) -> Result<f64, D::Error> {
-    /// Larger numbers are not shown with all digits.
+    /// Value from which a number is not shown with all digits.
     const LARGE: f64 = 1e15;
     let value = deserializer.deserialize_f64(NumberVisitor(expected))?;
     if valid(value) {
@@ -172,12 +172,12 @@ fn number<'de, D: Deserializer<'de>>(
     })
 }
 
-/// Count of things, from 1 to a maximum.
+/// Count of items, from 1 to a maximum.
 #[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
 pub struct Count<const MAX: u64>(f64);
 
 impl<const MAX: u64> Count<MAX> {
-    /// Returns the number.
+    /// Returns the count as a floating-point number.
     pub const fn get(self) -> f64 {
         self.0
     }
@@ -193,17 +193,17 @@ impl<'de, const MAX: u64> Deserialize<'de> for Count<MAX> {
 }
 
 number! {
-    /// A number above zero.
+    /// A number above zero and up to 1e9.
     Positive, "a number above zero and up to 1e9", |value| value > 0.0 && value <= NUMBER_MAX
 }
 
 number! {
-    /// A number of at least 1.
+    /// A number from 1 to 1e9.
     Factor, "a number from 1 to 1e9", |value| (1.0..=NUMBER_MAX).contains(&value)
 }
 
 number! {
-    /// A share of a whole.
+    /// A share of a whole, above 0 and up to 1.
     Share, "a share above 0 and up to 1", |value| value > 0.0 && value <= 1.0
 }
 
@@ -230,12 +230,12 @@ impl Visitor<'_> for NumberVisitor<'_> {
     }
 }
 
-/// Name of a thing, as shown in tables and errors.
+/// Name of a site, an application or a kernel, as shown in tables and errors.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SiteName(String);
 
 impl SiteName {
-    /// Returns the name as it is written.
+    /// Returns the name as the site file contains it.
     pub fn get(&self) -> &str {
         &self.0
     }
@@ -265,33 +265,33 @@ impl<'de> Deserialize<'de> for SiteName {
     }
 }
 
-/// A site.
+/// A site: machine, network, applications, kernels and prices.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Site {
     /// Name of the site.
     pub name: SiteName,
-    /// Compute nodes and their file system.
+    /// Compute nodes of the site and their file system.
     pub machine: SiteMachine,
-    /// Network between them.
+    /// Network between the compute nodes.
     pub network: SiteNetwork,
-    /// Default run of applications.
+    /// Default run of all applications.
     pub run: SiteRun,
-    /// Device for staging output.
+    /// Device on which output is staged.
     pub device: Device,
-    /// Node for analysis, in the machine or offline.
+    /// Node that analyses output, in the machine or offline.
     pub analysis_node: AnalysisNode,
-    /// Prices that belong to no single part.
+    /// Prices that do not belong to a device or node.
     pub cost: SiteCost,
-    /// Applications, in the file's order.
+    /// Applications of the site, in the file's order.
     #[serde(rename = "application")]
     pub applications: Vec<SiteApplication>,
-    /// Kernels, in the file's order.
+    /// Kernels of the site, in the file's order.
     #[serde(rename = "kernel")]
     pub kernels: Vec<SiteKernel>,
 }
 
-/// Table `[machine]`.
+/// Table `[machine]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteMachine {
@@ -299,41 +299,41 @@ pub struct SiteMachine {
     pub nodes: Count<NODES_MAX>,
     /// Idle power of a simulation node.
     pub idle_power: Watts,
-    /// BW_PFS: bandwidth of the parallel file system, all nodes together.
+    /// BW_PFS: bandwidth of the parallel file system for all nodes together.
     pub file_system: BytesPerSecond,
     /// U_time: time from one upgrade of the machine to the next.
     pub upgrade_interval: Seconds,
 }
 
-/// Table `[network]`.
+/// Table `[network]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteNetwork {
-    /// BW_busylink: bandwidth of a link when all nodes use it, if it was measured.
+    /// BW_busylink: bandwidth of a link when all nodes use it, if the bandwidth was measured.
     pub busy_bandwidth: Option<BytesPerSecond>,
     /// BW_idlelink: bandwidth of an idle link, from which BW_busylink is computed.
     pub idle_bandwidth: Option<BytesPerSecond>,
-    /// L: number of links.
+    /// L: number of links of the network.
     pub links: Option<Count<LINKS_MAX>>,
-    /// d_max: diameter, in hops.
+    /// d_max: diameter of the network, in hops.
     pub diameter: Option<Positive>,
-    /// m: size of a packet.
+    /// m: size of a packet of the network.
     pub flit: Bytes,
     /// d: number of hops from the place of staging to the nearest I/O node.
     pub hops_to_io: Positive,
-    /// e(d): energy of moving a byte over these hops.
+    /// e(d): energy of moving data over the hops to the nearest I/O node, per byte.
     pub energy_to_io: JoulesPerByte,
-    /// e(d_s): energy of moving a byte from a simulation node to the place of staging.
+    /// e(d_s): energy of moving data from a simulation node to the place of staging, per byte.
     pub energy_to_staging: JoulesPerByte,
 }
 
-/// Table `[run]`.
+/// Table `[run]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteRun {
-    /// t_sim: compute time of a run.
+    /// t_sim: compute time of an application's run.
     pub duration: Seconds,
-    /// t_iter: time from one output to the next.
+    /// t_iter: time from one output of an application to the next.
     pub output_interval: Spanned<Seconds>,
     /// num_chkpts: number of checkpoints kept at the place of staging.
     pub checkpoints_kept: Count<RUNS_MAX>,
@@ -341,19 +341,19 @@ pub struct SiteRun {
     pub overprovisioning: Factor,
     /// α: size of the output of analysis, as a share of its input.
     pub reduction: Positive,
-    /// f_restart: share of the interval that reading a checkpoint may take.
+    /// f_restart: share of the output interval that reading a checkpoint may take.
     pub restart_fraction: Share,
-    /// R for which energy and cost are computed.
+    /// Staging ratio R at which energy and cost are computed.
     staging_ratio: Spanned<Factor>,
 }
 
-/// Table `[device]`.
+/// Table `[device]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Device {
-    /// Model of the device.
+    /// Model name of the device.
     pub name: SiteName,
-    /// C_SSD: capacity.
+    /// C_SSD: capacity of the device.
     pub capacity: Bytes,
     /// BW_sim-SSD: bandwidth of writes from simulation nodes.
     pub bandwidth: BytesPerSecond,
@@ -361,47 +361,47 @@ pub struct Device {
     pub flash_to_controller: BytesPerSecond,
     /// BW_c2m: bandwidth from the controller to its memory.
     pub controller_to_memory: BytesPerSecond,
-    /// P_busy: power when busy.
+    /// P_busy: power of the device when it is busy.
     pub busy_power: Watts,
-    /// P_idle: power when idle.
+    /// P_idle: power of the device when it is idle.
     pub idle_power: Spanned<Watts>,
-    /// W_endurance: bytes that may be written during its life.
+    /// W_endurance: bytes that may be written during the life of the device.
     pub endurance: Bytes,
     /// Price of one device.
     pub price: Spanned<Price<Money>>,
 }
 
-/// Table `[analysis-node]`.
+/// Table `[analysis-node]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct AnalysisNode {
     /// Number of processors that analyse at the same time.
     pub processors: Count<PROCESSORS_MAX>,
-    /// C_mem: capacity of the memory.
+    /// C_mem: capacity of the node's memory.
     pub memory: Bytes,
-    /// BW_mem: bandwidth of the memory.
+    /// BW_mem: bandwidth of the node's memory.
     pub memory_bandwidth: BytesPerSecond,
-    /// P_busy of the whole node.
+    /// P_busy: power of the whole node when it is busy.
     pub busy_power: Watts,
-    /// P_idle of the whole node.
+    /// P_idle: power of the whole node when it is idle.
     pub idle_power: Spanned<Watts>,
     /// Price of a node without its memory.
     pub price: Spanned<Price<Money>>,
-    /// Price of its memory.
+    /// Price of the node's memory.
     pub memory_price: Spanned<Price<Money>>,
 }
 
-/// Table `[cost]`.
+/// Table `[cost]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteCost {
-    /// Price of energy.
+    /// Price of energy, per joule.
     pub energy_price: Spanned<Price<MoneyPerJoule>>,
     /// Number of runs of each application that are paid for.
     pub runs: Count<RUNS_MAX>,
 }
 
-/// Table `[[application]]`.
+/// Table `[[application]]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteApplication {
@@ -410,9 +410,9 @@ pub struct SiteApplication {
     pub analysis: BytesPerSecond,
     /// λ_c: rate of checkpoint data that one node produces; `None` if the application writes no checkpoints.
     pub checkpoint: Option<BytesPerSecond>,
-    /// t_sim of this application.
+    /// t_sim of this application, if it differs from the site's default.
     pub duration: Option<Spanned<Seconds>>,
-    /// t_iter of this application.
+    /// t_iter of this application, if it differs from the site's default.
     pub output_interval: Option<Spanned<Seconds>>,
 }
 
@@ -423,16 +423,16 @@ impl SiteApplication {
     }
 }
 
-/// Table `[[kernel]]`.
+/// Table `[[kernel]]` of a site file.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct SiteKernel {
     name: Spanned<SiteName>,
     /// T_SSD,k: throughput of the kernel on a device.
     pub device: BytesPerSecond,
-    /// Throughput of the kernel on one processor of a node.
+    /// Throughput of the kernel on one processor of an analysis node.
     pub processor: BytesPerSecond,
-    /// α of this kernel.
+    /// α of this kernel, if it differs from the site's default.
     pub reduction: Option<Positive>,
 }
 
@@ -443,7 +443,7 @@ impl SiteKernel {
     }
 }
 
-/// Tables that are parsed first, with the positions of whole tables for errors.
+/// Tables of a site file that are parsed first, with the positions of whole tables for errors.
 #[derive(Deserialize)]
 struct Tables {
     network: Spanned<toml::Value>,
@@ -462,7 +462,7 @@ impl Site {
     /// Reads a site file.
     ///
     /// # Errors
-    /// See [`SiteError`]; each names the file, and the line where there is one.
+    /// [`SiteError`] with the file, and the line if the error has a line.
     pub fn read(path: &Path) -> Result<Self, SiteError> {
         let text = std::fs::read_to_string(path).map_err(|source| SiteError::Read {
             path: path.to_owned(),
@@ -474,7 +474,7 @@ impl Site {
     /// Parses a site from the text of a file; `path` is only used in errors.
     ///
     /// # Errors
-    /// See [`SiteError`].
+    /// [`SiteError`] with the fault in the text.
     pub fn parse(text: &str, path: &Path) -> Result<Self, SiteError> {
         let content = |error: toml::de::Error| SiteError::Content {
             path: path.to_owned(),
@@ -492,7 +492,7 @@ impl Site {
         Ok(site)
     }
 
-    /// Checks conditions that involve several keys.
+    /// Checks conditions of a site that involve several keys.
     fn check(&self, tables: &Tables) -> Result<(), Located> {
         let network = &self.network;
         let idle_keys = [
@@ -586,7 +586,7 @@ impl Site {
         below.then_some(SiteFault::RatioBelowOne(ratio))
     }
 
-    /// Returns R, for which feasibility, energy and cost are computed.
+    /// Returns the staging ratio R at which feasibility, energy and cost are computed.
     pub fn staging_ratio(&self) -> f64 {
         self.run.staging_ratio.get_ref().get()
     }
@@ -594,7 +594,7 @@ impl Site {
     /// Returns the same site with another staging ratio.
     ///
     /// # Errors
-    /// A ratio below 1 or above the number of nodes.
+    /// The ratio is below 1 or above the number of nodes.
     pub fn at_ratio(mut self, ratio: f64) -> Result<Self, SiteFault> {
         if let Some(fault) = self.ratio_fault(ratio) {
             return Err(fault);
@@ -603,12 +603,12 @@ impl Site {
         Ok(self)
     }
 
-    /// Returns the currency of all prices.
+    /// Returns the currency of all prices of the site.
     pub fn currency(&self) -> &Currency {
         &self.device.price.get_ref().currency
     }
 
-    /// Returns BW_busylink, measured or computed (below Eq. 9).
+    /// Returns BW_busylink of the site's network, measured or computed (below Eq. 9).
     pub fn busy_link(&self) -> BytesPerSecond {
         let network = &self.network;
         network.busy_bandwidth.unwrap_or_else(|| {
@@ -622,7 +622,7 @@ impl Site {
         })
     }
 
-    /// Returns an application's run. With a kernel, the run contains the data that the kernel leaves.
+    /// Returns the run of an application on the site. With a kernel, the run's output is the data that the kernel leaves.
     pub fn run_of(
         &self,
         application: &SiteApplication,
@@ -706,13 +706,13 @@ impl Site {
         node.price.get_ref().amount + node.memory_price.get_ref().amount
     }
 
-    /// Returns the price of a device.
+    /// Returns the price of a staging device.
     pub fn device_price(&self) -> Money {
         self.device.price.get_ref().amount
     }
 }
 
-/// Fault and its position in the text.
+/// Fault of a site file and its position in the text.
 type Located = (Range<usize>, SiteFault);
 
 fn distinct<'a>(
@@ -741,7 +741,7 @@ fn line_of(text: &str, span: Option<Range<usize>>) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns the line of a text in the example, from 1.
+    /// Returns the number of the line that contains a text in the example, from 1.
     fn line_with(text: &str) -> usize {
         1 + JAGUAR.lines().position(|line| line.contains(text)).unwrap()
     }
@@ -763,7 +763,7 @@ mod tests {
         assert_eq!(site.busy_link(), "814 MiB/s".parse().unwrap());
     }
 
-    /// Text of the example, its replacement, and the begin of the resulting error.
+    /// Text in the example, its invalid replacement, and the start of the resulting error.
     const WRONG: &[(&str, &str, &str)] = &[
         (
             "nodes = 18000",

@@ -9,17 +9,17 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
-/// Constraint of a staging ratio.
+/// Constraint that limits a staging ratio.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum StagingConstraint {
-    /// Staged output must fit.
+    /// Staged output must fit into the device.
     Capacity,
     /// Staging must not be slower than the file system.
     Bandwidth,
-    /// A checkpoint must be read back soon enough.
+    /// A checkpoint must be read back within a share of the output interval.
     Restart,
-    /// The device must survive until the next upgrade.
+    /// The device must not wear out before the next upgrade.
     Endurance,
 }
 
@@ -34,12 +34,12 @@ impl fmt::Display for StagingConstraint {
     }
 }
 
-/// Constraint and the largest staging ratio that it allows.
+/// Constraint and the largest staging ratio that the constraint allows.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, JsonSchema)]
 pub struct StagingLimit {
     /// The constraint.
     pub constraint: StagingConstraint,
-    /// Largest ratio, not rounded.
+    /// Largest ratio that the constraint allows, not rounded.
     pub ratio: f64,
 }
 
@@ -55,12 +55,12 @@ pub fn bandwidth_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> f64 {
     stage.bandwidth / run.file_system_share()
 }
 
-/// Returns R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. `None` without checkpoints.
+/// Returns R_restart (Eq. 3): a checkpoint of R nodes is read within `restart_fraction` of an interval. Returns `None` without checkpoints.
 pub fn restart_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> Option<f64> {
     (run.checkpoint.get() > 0.0).then(|| stage.bandwidth * run.restart_fraction / run.checkpoint)
 }
 
-/// Returns R_endurance (Eq. 4): the writes of R nodes until the next upgrade must not wear the device out. `None` if it does not wear.
+/// Returns R_endurance (Eq. 4): the writes of R nodes must not wear the device out before the next upgrade. `None` if it does not wear.
 pub fn endurance_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> Option<f64> {
     let written = run.produced() * run.upgrade_interval;
     stage.endurance.map(|endurance| endurance / written)
@@ -92,10 +92,10 @@ pub fn largest_ratio(run: &ApplicationRun, stage: &AnalysisStage) -> StagingLimi
         .expect("capacity and bandwidth always limit")
 }
 
-/// Checks that the constraints allow this ratio.
+/// Checks that all constraints of staging allow a ratio.
 ///
 /// # Errors
-/// [`Infeasible::RatioTooHigh`] with the binding constraint.
+/// [`Infeasible::RatioTooHigh`] with the constraint that limits the ratio.
 pub fn allows(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Result<(), Infeasible> {
     let StagingLimit {
         constraint,
@@ -111,7 +111,7 @@ pub fn allows(run: &ApplicationRun, stage: &AnalysisStage, ratio: f64) -> Result
     })
 }
 
-/// Returns the whole number of devices to buy so that none serves more than `ratio` of `nodes`.
+/// Returns the whole number of devices to buy so that no device serves more than `ratio` of the `nodes` nodes.
 pub fn whole_devices(nodes: f64, ratio: f64) -> f64 {
     (nodes / ratio).ceil()
 }
@@ -183,7 +183,7 @@ mod tests {
     proptest! {
         /// More data never allows a higher ratio, and a bigger device never allows a lower ratio.
         #[test]
-        fn ratios_are_monotone(more in 1.0..100.0_f64) {
+        fn staging_ratios_are_monotone_in_data_and_device_size(more in 1.0..100.0_f64) {
             let mut busier = run();
             busier.analysis = busier.analysis * more;
             busier.checkpoint = busier.checkpoint * more;
@@ -200,7 +200,7 @@ mod tests {
 
         /// A whole number of devices never serves more nodes than the ratio allows.
         #[test]
-        fn whole_devices_suffice(ratio in 1.0..20_000.0_f64) {
+        fn whole_devices_serve_no_more_nodes_than_ratio(ratio in 1.0..20_000.0_f64) {
             prop_assert!(18_000.0 / whole_devices(18_000.0, ratio) <= ratio);
         }
     }

@@ -3,20 +3,20 @@
 /// Part of a report.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ReportPart {
-    /// Lines of text, each with its line end.
+    /// Lines of text, each with a line end.
     Text(String),
-    /// A table.
+    /// Table of results.
     Table(TextTable),
 }
 
-/// Table of texts.
+/// Table of texts with a header.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TextTable {
     /// Names of the columns.
     pub header: Vec<&'static str>,
     /// Indices of the columns that hold numbers and are aligned to the right.
     pub right: &'static [usize],
-    /// Cells of each row, one for each column.
+    /// Texts of each row's cells, one for each column.
     pub rows: Vec<Vec<String>>,
 }
 
@@ -34,7 +34,7 @@ impl TextTable {
     }
 }
 
-/// Formats a number with this number of decimals; never a zero with a sign.
+/// Returns a number with this number of decimals; zero has no sign.
 pub fn decimals(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let zero = text
@@ -48,7 +48,7 @@ pub fn decimals(value: f64, decimals: usize) -> String {
     }
 }
 
-/// Returns all texts, with one line for each row.
+/// Returns all parts of a report as plain text, with one line for each row.
 #[cfg(test)]
 pub(super) fn plain(parts: &[ReportPart]) -> String {
     let lines = |part: &ReportPart| match part {

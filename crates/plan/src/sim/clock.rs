@@ -1,11 +1,11 @@
-//! Virtual clock: returns the next planned event; simultaneous events are in the order in which they were planned.
+//! Virtual clock: returns the next planned event; simultaneous events are returned in the order in which they were planned.
 
 use super::flow::FlowId;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use tidemill_core::time::Time;
 
-/// Direction of messages; messages in one direction stay in order.
+/// Direction of messages; messages in the same direction stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum MessageDirection {
     /// From the server to nodes.
@@ -19,17 +19,17 @@ pub(super) enum MessageDirection {
 pub(super) enum PlannedEvent {
     /// The end of a label's step with a fixed time.
     Step(u32),
-    /// The possible end of a flow.
+    /// The possible end of a data flow.
     Flow(FlowId),
     /// The arrival of the oldest message in this direction.
     Mail(MessageDirection),
-    /// A check of the needed nodes.
+    /// A check for nodes that must be resumed or suspended.
     Look,
-    /// The end of a node's resume.
+    /// The end of a node's resumption.
     Up(u32),
 }
 
-/// Virtual clock.
+/// Virtual clock with the planned events.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
     now: Time,
@@ -48,7 +48,7 @@ impl Clock {
         self.planned.push(Reverse((at, self.count, wake)));
     }
 
-    /// Moves to the time of the next planned event.
+    /// Moves the clock to the next planned event and returns the event.
     pub(super) fn next(&mut self) -> Option<PlannedEvent> {
         let Reverse((at, _, wake)) = self.planned.pop()?;
         self.now = at;

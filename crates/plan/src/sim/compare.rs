@@ -1,4 +1,4 @@
-//! Comparison of prediction and measurement: simulates a job as recorded in its trace, and compares the results.
+//! Comparison of prediction and measurement: simulates a job as recorded in its trace, and compares the simulated and recorded results.
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -16,17 +16,17 @@ use tidemill_core::display::bytes;
 pub struct RunComparison {
     /// Name of the job.
     pub job: String,
-    /// Name of the policy that both used.
+    /// Name of the policy of measurement and prediction.
     pub policy: String,
-    /// Time from submission to the end, in nanoseconds.
+    /// Time from the job's submission to its end, in nanoseconds.
     pub makespan_ns: Pair,
     /// Bytes that were transferred from one node to another.
     pub transferred_bytes: Pair,
-    /// Number of tasks that were predicted on the node that really ran them.
+    /// Number of tasks that were predicted on the node that actually ran them.
     pub same_node: usize,
     /// Mean of the absolute errors of the tasks' run times, in percent.
     pub run_error_mean_percent: f64,
-    /// All tasks, in the order of the trace.
+    /// All tasks of the job, in the order of the trace.
     pub tasks: Vec<TaskComparison>,
     /// Report of the whole prediction.
     #[serde(skip)]
@@ -40,29 +40,29 @@ pub struct TaskComparison {
     pub name: String,
     /// Kernel of the task.
     pub kernel: String,
-    /// Node that ran it, by its id in the trace's platform.
+    /// Node that ran the task, by the node's id in the trace's platform.
     pub node: Pair,
-    /// Time at which it got a core, in nanoseconds since submission.
+    /// Time at which the task got a core, in nanoseconds since submission.
     pub start_ns: Pair,
-    /// Time from that moment to its end, in nanoseconds.
+    /// Time from the task's start to its end, in nanoseconds.
     pub run_ns: Pair,
-    /// Time of its end, in nanoseconds since submission.
+    /// Time of the task's end, in nanoseconds since submission.
     pub end_ns: Pair,
-    /// Bytes that it fetched.
+    /// Bytes that the task fetched from other nodes.
     pub transferred_bytes: Pair,
 }
 
-/// Two numbers that should be equal.
+/// Measured and predicted value of the same quantity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Pair {
-    /// Measured number.
+    /// Measured value of the quantity.
     pub measured: u64,
-    /// Predicted number.
+    /// Predicted value of the quantity.
     pub predicted: u64,
 }
 
 impl Pair {
-    /// Returns (predicted − measured) / measured in percent; 0 if both are 0, infinite if only the measured one is 0.
+    /// Returns (predicted − measured) / measured in percent; 0 if both values are 0, infinite if only the measured value is 0.
     #[expect(clippy::cast_precision_loss, reason = "a ratio for people")]
     #[must_use]
     pub fn error_percent(self) -> f64 {
@@ -73,8 +73,8 @@ impl Pair {
     }
 }
 
-/// Simulates the job of a trace with its files at their recorded places and compares the results. `workflow` is that of the trace;
-/// `platform` is that of the trace or one with the same ids and better numbers. The policy is the trace's.
+/// Simulates the job of a trace with its files on their recorded nodes and compares the results. `workflow` is that of the trace;
+/// `platform` is that of the trace or a platform with the same ids and better numbers. The policy is the trace's.
 ///
 /// # Errors
 /// [`SimError`] as for any simulation.
@@ -130,7 +130,7 @@ pub fn compare(
 }
 
 impl RunComparison {
-    /// Formats the comparison for people: the whole job, then one line per task.
+    /// Formats the comparison for people: first the whole job, then one line per task.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn prediction_of_a_predicted_run_is_exact() {
+    fn prediction_of_a_simulated_run_is_exact() {
         let script = r#"name = "n"; workdir = "/w"; tasks = (
             { name = "a"; kernel = "k"; input = [ "1" ]; output = [ "x" ]; },
             { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },
@@ -299,10 +299,10 @@ mod tests {
         assert!(text.contains("3 of 3 tasks"), "{text}");
     }
 
-    /// A second job reads the inputs of the first. The inputs that nodes fetched before, the next node in turn and
-    /// the cached results decide its placement and the bytes that it moves.
+    /// A second job reads the inputs of the first job. The inputs that nodes fetched before, the next node in turn and the cached results
+    /// decide its placement and the bytes that it moves.
     #[test]
-    fn warm_run_is_replayed_exactly() {
+    fn trace_of_warm_run_is_replayed_exactly() {
         let script = r#"name = "n"; workdir = "/w"; tasks = (
             { name = "a"; kernel = "k"; input = [ "1", "2" ]; output = [ "x" ]; },
             { name = "b"; kernel = "k"; input = [ "2" ]; output = [ "y" ]; },

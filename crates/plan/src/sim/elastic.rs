@@ -1,5 +1,5 @@
-//! Elastic allocation: answers whether resuming nodes pays. It simulates one workflow on one cluster with more and more active nodes in
-//! three ways: these nodes alone, all nodes, and as many as a running cluster would resume (LABIOS §4.2.3, Fig. 13).
+//! Elastic allocation: answers whether resuming nodes pays. This module simulates one workflow on one cluster with more and more active
+//! nodes in three ways: these nodes alone, all nodes, and as many as a running cluster would resume (LABIOS §4.2.3, Fig. 13).
 
 use super::error::SimError;
 use super::platform::Platform;
@@ -13,12 +13,12 @@ use std::fmt::Write as _;
 use tidemill_core::event::History;
 use tidemill_core::time::Span;
 
-/// Result of one way.
+/// Result of one way to allocate nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct ElasticResult {
     /// Time from submission to the end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Energy of all nodes until then in joules; `None` if the platform gives no power.
+    /// Energy of all nodes until the end in joules; `None` if the platform file gives no power.
     pub energy_joules: Option<f64>,
     /// Number of times that nodes were resumed.
     pub resumes: u64,
@@ -29,15 +29,15 @@ pub struct ElasticResult {
 pub struct ElasticPoint {
     /// Number of active nodes.
     pub active: usize,
-    /// The active nodes work alone; others are resumed only for data or programs that no active node has.
+    /// Result if the active nodes work alone; other nodes are resumed only for data or programs that no active node has.
     pub stays: ElasticResult,
-    /// All others are resumed at once.
+    /// Result if all other nodes are resumed at once.
     pub all: ElasticResult,
-    /// As many are resumed as pays.
+    /// Result if as many nodes are resumed as pays.
     pub elastic: ElasticResult,
 }
 
-/// Returns the cluster as if each node already ran every kernel of the workflow, so that all run times are known.
+/// Returns the cluster with all run times known: each node counts as having run every kernel of the workflow.
 #[must_use]
 pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     let mut history: BTreeMap<String, History> = BTreeMap::new();
@@ -53,7 +53,7 @@ pub fn known(mut platform: Platform, workflow: &Workflow) -> Platform {
     platform
 }
 
-/// Returns the quarters of a cluster, as in the paper's figure.
+/// Returns a quarter, a half, three quarters and all of a cluster's nodes, as in the paper's figure.
 #[must_use]
 pub fn quarters(nodes: usize) -> Vec<usize> {
     let mut active: Vec<usize> = (1..=4).map(|part| (nodes * part / 4).max(1)).collect();
@@ -61,10 +61,10 @@ pub fn quarters(nodes: usize) -> Vec<usize> {
     active
 }
 
-/// Simulates each way with this number of active nodes; `given` sets policy, placement and seed.
+/// Simulates each way to allocate nodes with this number of active nodes; `given` sets policy, placement and seed.
 ///
 /// # Errors
-/// [`SimError`] of the first run that can't be run.
+/// [`SimError`] of the first simulation that can't be run.
 pub fn compare<'a>(
     (platform, workflow): (&'a Platform, &'a Workflow),
     active: &[usize],
@@ -109,8 +109,8 @@ impl ElasticResult {
 }
 
 impl ElasticPoint {
-    /// Returns the best way: the one with the least energy if the platform gives power, else the one with the least time. Among equally
-    /// good ways, the one with the fewest resumed nodes is chosen.
+    /// Returns the name of the best way: the way with the least energy if the platform gives power, else the way with the least time. Among
+    /// equally good ways, the way with the fewest resumed nodes is chosen.
     #[must_use]
     pub fn best(&self) -> &'static str {
         let ways = [
@@ -134,7 +134,7 @@ impl ElasticPoint {
     }
 }
 
-/// Formats the points as a table.
+/// Formats the results for each number of active nodes as a table.
 #[must_use]
 pub fn table(points: &[ElasticPoint]) -> String {
     // Writing to a string never fails.

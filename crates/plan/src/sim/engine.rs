@@ -1,9 +1,9 @@
-//! The engine: carries out the dispatcher's decisions in virtual time.
+//! The engine of the simulator: carries out the dispatcher's decisions in virtual time.
 //!
 //! A label passes through the phases of [`LabelPhase`], as on a running node. It holds its core while its inputs are fetched one after the
 //! other, and while its kernel reads, computes and writes. It releases the core after its outputs are sealed and, if hashing pays, its
 //! inputs are hashed. A run may fail after it has computed ([`super::faults`]), or because the device is full. Messages between server and
-//! nodes take the platform's label latency and stay in order. Messages to nodes also take the time that storing the decision takes.
+//! nodes take the platform's label latency and stay in order. Messages to nodes also take the time of storing the decision.
 
 mod failures;
 mod suspend;
@@ -35,47 +35,47 @@ use tidemill_core::time::{Span, Time};
 /// Capacity and free space of nodes whose devices have no limit, in bytes.
 const CAPACITY_BYTES: u64 = 1 << 60;
 
-/// Phase of a label. Each phase begins when the previous one has ended; phases that take no time are skipped.
+/// Phase of a label in the simulation. Each phase begins when the previous phase has ended; phases that take no time are skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum LabelPhase {
-    /// Waits for other labels or for a core.
+    /// The label waits for other labels or for a core.
     Queued,
-    /// Looks for its next input on another node.
+    /// The label looks for its next input on another node.
     Fetch,
-    /// Waits for the latencies of a fetch.
+    /// The label waits for the latencies of a fetch.
     TransferDelay,
-    /// Fetches the bytes of an input.
+    /// The label fetches the bytes of an input.
     Transfer,
     ReadDelay,
     Read,
     Compute,
     WriteDelay,
     Write,
-    /// Hashes its inputs, if that pays.
+    /// The label's inputs are hashed, if hashing pays.
     Hash,
     Ended,
-    /// Began and failed.
+    /// The label began and failed.
     Failed,
-    /// Was returned before it began.
+    /// The label was returned before it began.
     Abandoned,
 }
 
-/// State of one label.
+/// State of one label in the simulation.
 #[derive(Debug)]
 struct LabelState {
     task: u32,
-    /// Index of its node's station.
+    /// Index of the station that simulates the label's node.
     station: u32,
     phase: LabelPhase,
-    /// Time since which the label is in this phase.
+    /// Time since which the label is in its phase.
     since: Time,
-    /// Number of labels that have to end before this one.
+    /// Number of labels that have to end before this label can begin.
     missing: u32,
-    /// Labels that wait for this one.
+    /// Labels that wait for this label.
     followers: Vec<u32>,
-    /// Inputs on other nodes: object, station that holds it, bytes.
+    /// Inputs of the label on other nodes: object, station that holds the object, bytes.
     remote: Vec<(ObjectId, u32, u64)>,
-    /// Number of these inputs that have been processed.
+    /// Number of these remote inputs that have been processed.
     fetched: usize,
     outputs: Vec<ObjectId>,
     /// Kind of the failure, if the label failed.
@@ -83,10 +83,10 @@ struct LabelState {
     times: TaskTimes,
 }
 
-/// Work of a task in one place, because the lists of the workflow are far apart in memory.
+/// Work of a task in one record, because the lists of the workflow are far apart in memory.
 #[derive(Clone, Copy, Debug)]
 struct TaskWork {
-    /// Whether the task runs; otherwise its cached result is returned.
+    /// Whether the task runs its kernel; otherwise its cached result is returned.
     ran: bool,
     inputs: u32,
     outputs: u32,
@@ -107,7 +107,7 @@ enum EngineMessage {
     Report(Event),
 }
 
-/// State of a simulation; see the module.
+/// State of a simulation run.
 #[derive(Debug)]
 pub(super) struct Engine<'a> {
     platform: &'a Platform,
@@ -119,18 +119,18 @@ pub(super) struct Engine<'a> {
     network: FlowNetwork,
     stations: Vec<Station>,
     runs: Vec<LabelState>,
-    /// Messages without latency, and those on their way to nodes and to the server.
+    /// Messages without latency; the next fields are the messages on their way to nodes and to the server.
     instant: VecDeque<EngineMessage>,
     mail: [VecDeque<EngineMessage>; 2],
     /// Time of each station's last report of free space.
     reported: Vec<Time>,
-    /// Last failure, and all losses on each station.
+    /// Reason for the last failure, and the reasons for all losses on each station.
     why: Option<String>,
     lost: Vec<Lost>,
     power_states: PowerStates,
-    /// Programs that the job needs.
+    /// Programs that the simulated job needs.
     programs: BTreeSet<String>,
-    /// Layouts of files that consist of several objects.
+    /// Layouts of files that consist of several parts.
     parted: BTreeMap<ObjectId, Layout>,
     /// Pseudo objects for bytes that are fetched from a part, by the object, the selection and the part.
     gathered: BTreeMap<(ObjectId, Selection, usize), ObjectId>,
@@ -142,17 +142,17 @@ pub(super) struct Engine<'a> {
 /// Result of a simulation.
 #[derive(Debug)]
 pub(super) struct Finished {
-    /// End of the job.
+    /// End of the simulated job.
     pub(super) end: Time,
     /// Final state of the job.
     pub(super) state: Option<JobState>,
     /// Times of each task, by its index; `None` if the task did not run.
     pub(super) times: Vec<Option<TaskTimes>>,
     pub(super) counts: EventCounts,
-    /// Last failure, and all losses on each station.
+    /// Reason for the last failure, and the reasons for all losses on each station.
     pub(super) why: Option<String>,
     pub(super) lost: Vec<Lost>,
-    /// Suspended times of storage nodes; empty if none was suspended.
+    /// Times for which each storage node was suspended; empty if no node was ever suspended.
     pub(super) suspend_times: Vec<SuspendTimes>,
 }
 
@@ -256,7 +256,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Reports the job's programs that a node has.
+    /// Reports to the dispatcher which of the job's programs a node has.
     fn tell_programs(&mut self, index: usize) {
         if self.programs.is_empty() {
             return;
@@ -273,7 +273,7 @@ impl<'a> Engine<'a> {
         });
     }
 
-    /// Restores the knowledge of dispatcher and nodes from earlier jobs.
+    /// Restores the dispatcher's and the nodes' state from earlier jobs.
     fn resume(&mut self, submitted: &Event) {
         let Event::Submitted(job) = submitted else {
             return;
@@ -418,7 +418,7 @@ impl<'a> Engine<'a> {
         self.look_soon();
     }
 
-    /// Adds a label to its node.
+    /// Adds a label that the dispatcher sent to its node.
     fn accept(&mut self, node: NodeId, station: u32, label: Label) {
         let Operation::Analyse(analysis) = label.operation else {
             return;
@@ -474,7 +474,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Adds the parts of an input on other nodes: object, station that holds it, bytes.
+    /// Adds the parts of an input on other nodes to a label: object, station that holds the object, bytes.
     fn add_remote(
         &mut self,
         input: &LabelInput,
@@ -520,7 +520,7 @@ impl<'a> Engine<'a> {
         *self.gathered.entry(known).or_insert(next)
     }
 
-    /// Makes a label ready to run.
+    /// Adds a label to the labels of its station that are ready to run.
     fn add(&mut self, label: u32) {
         let run = &self.runs[label as usize];
         let needs = &self.workflow.tasks[run.task as usize].needs;
@@ -556,7 +556,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Begins labels of a station as long as it has cores for them.
+    /// Begins ready labels of a station as long as the station has cores for them.
     fn begin(&mut self, station: u32) {
         loop {
             let (runs, tasks) = (&self.runs, &self.workflow.tasks);
@@ -578,13 +578,13 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Ends a phase that took time.
+    /// Ends a phase of a label that took time.
     fn step(&mut self, label: u32) {
         self.leave_phase(label);
         self.go_on(label);
     }
 
-    /// Skips phases until one takes time.
+    /// Skips phases of a label until a phase takes time.
     fn go_on(&mut self, label: u32) {
         while !self.takes_time(label) {
             self.leave_phase(label);
@@ -596,7 +596,7 @@ impl<'a> Engine<'a> {
         }
     }
 
-    /// Begins the phase of a label and returns whether the phase takes time.
+    /// Begins the current phase of a label and returns whether the phase takes time.
     fn takes_time(&mut self, label: u32) -> bool {
         let run = &self.runs[label as usize];
         let node = node_at(self.platform, run.station as usize);
@@ -642,8 +642,8 @@ impl<'a> Engine<'a> {
             .start(unbounded, bytes, crossed, &mut self.clock)
     }
 
-    /// Starts the computation of a label. If nodes share a machine, its processors are a resource like a link, through which nanoseconds
-    /// flow.
+    /// Starts the computation of a label. If nodes share a machine, the machine's processors are a resource like a link, through which
+    /// nanoseconds of computation flow. Returns whether the computation takes time.
     fn compute(&mut self, label: u32, span: Span) -> bool {
         if self.platform.processors.is_none() {
             return self.wait(label, span);
@@ -657,7 +657,7 @@ impl<'a> Engine<'a> {
             .start(processors, work, &[machine], &mut self.clock)
     }
 
-    /// Looks for the next input on another node. Returns whether the label now waits, for its own fetch or for that of another label.
+    /// Looks for a label's next input on another node. Returns whether the label now waits, for its own fetch or for another label's fetch.
     fn fetch(&mut self, label: u32) -> bool {
         let run = &mut self.runs[label as usize];
         let station = &mut self.stations[run.station as usize];
@@ -679,7 +679,7 @@ impl<'a> Engine<'a> {
         false
     }
 
-    /// Ends the phase of a label.
+    /// Ends the current phase of a label, and chooses the next phase.
     fn leave_phase(&mut self, label: u32) {
         let now = self.clock.now();
         let run = &mut self.runs[label as usize];
@@ -754,7 +754,7 @@ impl<'a> Engine<'a> {
         };
     }
 
-    /// Reports a label, starts labels that waited for it, and gives its core to the next label.
+    /// Reports the end of a label, starts labels that waited for it, and gives its core to the next label.
     fn on_ended(&mut self, label: u32) {
         let run = &mut self.runs[label as usize];
         let (station, task) = (run.station, run.task as usize);
@@ -804,22 +804,22 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// Id of the first pseudo object of fetched bytes; the ids of the others count down from it.
+/// Id of the first pseudo object of fetched bytes; the ids of further pseudo objects count down from this id.
 const GATHERED: u64 = u64::MAX;
 
 fn number(part: usize) -> u32 {
     u32::try_from(part).unwrap_or(u32::MAX)
 }
 
-/// Returns the layout of a single object.
+/// Returns the layout of a file that is a single object.
 fn one_object(object: ObjectId, placed: &Placed) -> Layout {
     Layout::Whole(Part::on(object, placed.size, placed.node))
 }
 
-/// Core time that a processor provides per second, in nanoseconds.
+/// Core time that a processor provides per second, in nanoseconds of computation.
 const PROCESSOR_NS_PER_SEC: u64 = 1_000_000_000;
 
-/// Number of resources of a node in the network.
+/// Number of resources that each node has in the network of flows.
 const RESOURCES: u32 = 4;
 const READ: u32 = 0;
 const WRITE: u32 = 1;
@@ -844,7 +844,7 @@ impl Default for LabelState {
     }
 }
 
-/// Returns the node of a station.
+/// Returns the platform node that a station simulates.
 fn node_at(platform: &Platform, station: usize) -> &PlatformNode {
     let server_cores = || platform.server_cores.as_ref().unwrap_or(&platform.nodes[0]);
     platform.nodes.get(station).unwrap_or_else(server_cores)
@@ -871,7 +871,7 @@ fn view(node: &PlatformNode, role: Role) -> NodeView {
     }
 }
 
-/// Returns the index of a label or task, which the simulation numbers from 0.
+/// Returns the index of a label or task, whose ids the simulation numbers from 0.
 fn index_of(id: u64) -> u32 {
     u32::try_from(id).expect("a job has fewer tasks than 32 bits count")
 }
@@ -888,7 +888,7 @@ fn programs_of(submitted: &Event) -> BTreeSet<String> {
     wanted.cloned().collect()
 }
 
-/// Returns the work of each task.
+/// Returns the work of each task of a workflow.
 fn works(workflow: &Workflow) -> Vec<TaskWork> {
     let works = workflow.tasks.iter().enumerate().map(|(index, task)| {
         let ran = task.reused.is_none();
@@ -908,7 +908,7 @@ fn count(number: usize) -> u32 {
     u32::try_from(number).unwrap_or(u32::MAX)
 }
 
-/// Returns the time that hashing the inputs of a run takes; zero if hashing does not pay.
+/// Returns the time that hashing the inputs of a task takes on a node; zero if hashing does not pay.
 fn hashing(node: &PlatformNode, work: &TaskWork) -> Span {
     let cpu = slowed(work.compute, node.core_speed);
     let files = work.inputs as usize;

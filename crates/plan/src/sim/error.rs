@@ -4,14 +4,14 @@ use crate::suggestions::perhaps;
 use tidemill_core::id::NodeId;
 use tidemill_core::policy::UnknownPolicy;
 
-/// Error in a file; its text begins with file and line, as compilers write it.
+/// Error in an input file; its text begins with file and line, as compilers write errors.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InputError {
-    /// File, as the caller named it.
+    /// Name of the file that the caller gave.
     pub file: String,
-    /// Line, from 1; 0 for an error that concerns the whole file.
+    /// Line of the error, from 1; 0 for an error that concerns the whole file.
     pub line: u32,
-    /// Fault in the file.
+    /// Fault in the input file.
     pub problem: FileProblem,
 }
 
@@ -39,45 +39,45 @@ impl std::fmt::Display for InputError {
 
 impl std::error::Error for InputError {}
 
-/// Fault in a file.
+/// Fault in an input file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum FileProblem {
-    /// A line is neither a section nor a setting.
+    /// A line of an INI file is neither a section nor a setting.
     #[error("expected `[section]` or `key = value`, found `{0}`")]
     NotIni(String),
-    /// A setting precedes the first section.
+    /// A setting of an INI file precedes the first section.
     #[error("`{0}` stands before the first section; put it below [AFE] or [SERVER]")]
     OutsideSection(String),
-    /// An entry is given twice.
+    /// An entry of the file is given twice.
     #[error("{what} is given twice, first in line {first}; remove one")]
     Twice {
-        /// Name of the entry.
+        /// Name of the repeated entry.
         what: String,
-        /// Line of its first occurrence.
+        /// Line of the entry's first occurrence.
         first: u32,
     },
-    /// A section is unknown.
+    /// A section of a platform file is unknown.
     #[error(
         "there is no section [{}]{}; a platform has [AFE], [SERVER], [SERVER_CORES] and classes of nodes as [AFE:name]",
         .0, perhaps(.0, &["AFE", "SERVER", "SERVER_CORES"])
     )]
     UnknownSection(String),
-    /// A setting is unknown.
+    /// A setting of the file is unknown.
     #[error("{place} has no setting `{key}`{}; it may have: {}", perhaps(.key, .known), known.join(", "))]
     UnknownKey {
-        /// Section or table.
+        /// Section or table of the unknown setting.
         place: String,
-        /// Name of the setting.
+        /// Name of the unknown setting.
         key: String,
-        /// Known settings.
+        /// Known settings of the section or table.
         known: Vec<&'static str>,
     },
-    /// A key of JSON is unknown and resembles a known one.
+    /// A key of a JSON object is unknown and resembles a known key.
     #[error("{place} has no `{key}`; did you mean `{meant}`?")]
     Misspelt {
-        /// Name of the object.
+        /// Name of the JSON object.
         place: &'static str,
-        /// The key.
+        /// Unknown key.
         key: String,
         /// Key that was probably meant.
         meant: String,
@@ -85,16 +85,16 @@ pub enum FileProblem {
     /// A name in a costs file does not exist in the job file.
     #[error("[{table}] has `{name}`, and the job has no such {what}{}", perhaps(.name, &.known.iter().map(String::as_str).collect::<Vec<_>>()))]
     NotInJob {
-        /// Name of the table.
+        /// Name of the table in the costs file.
         table: &'static str,
-        /// Kind of its names.
+        /// Kind of the table's names: files, kernels or tasks.
         what: &'static str,
-        /// The name.
+        /// Name that the job script does not contain.
         name: String,
-        /// Names of the job that the table lacks.
+        /// Names in the job script that the table lacks.
         known: Vec<String>,
     },
-    /// A file is empty.
+    /// The input file is empty.
     #[error(
         "it is empty; give a job file, a trace (`tidemill job export-trace ID --output FILE`) or a workflow of WfCommons"
     )]
@@ -105,41 +105,41 @@ pub enum FileProblem {
          `schemaVersion` and `workflow`){0}"
     )]
     NotPlanned(String),
-    /// A name is empty.
+    /// A name in the file is empty.
     #[error("{0} has no name: it is empty")]
     NoName(String),
     /// Two tasks have the same name.
     #[error("there is another task `{0}` before; give each its own name")]
     TaskTwice(String),
-    /// A file is listed twice.
+    /// A file of the workflow is listed twice.
     #[error("file `{file}` is listed twice, first in line {first}; remove one")]
     SameFile {
         /// Name of the file.
         file: String,
-        /// Line of its first occurrence.
+        /// Line of the file's first occurrence.
         first: u32,
     },
-    /// A file has two sizes.
+    /// A file of the workflow has two sizes.
     #[error("file `{file}` has {size} bytes here and {other} in line {first}")]
     TwoSizes {
         /// Name of the file.
         file: String,
-        /// Size at this position, in bytes.
+        /// Size of the file at this position, in bytes.
         size: u64,
-        /// Size at the other position, in bytes.
+        /// Size of the file at the other position, in bytes.
         other: u64,
         /// Line of the other position.
         first: u32,
     },
-    /// A node is listed twice.
+    /// A node of the trace is listed twice.
     #[error("node {node} is listed twice, first in line {first}; remove one")]
     SameNode {
         /// Id of the node.
         node: u32,
-        /// Line of its first occurrence.
+        /// Line of the node's first occurrence.
         first: u32,
     },
-    /// A sum is too large.
+    /// A sum over the whole input is too large.
     #[error("{what} together are more than {max}, the maximum of the simulator")]
     Absurd {
         /// Name of the summed quantity.
@@ -147,64 +147,64 @@ pub enum FileProblem {
         /// Maximum, in words.
         max: &'static str,
     },
-    /// Idle power is higher than busy power.
+    /// The idle power of a node is higher than its busy power.
     #[error(
         "{place} draws {idle} W when it is idle and {busy} W when it is busy; `power_idle` can't be above `power_busy`"
     )]
     IdleAboveBusy {
-        /// Section of the setting.
+        /// Section of the power settings.
         place: String,
-        /// Power with no core busy, in watts.
+        /// Power of the node with no core busy, in watts.
         idle: String,
-        /// Power with all cores busy, in watts.
+        /// Power of the node with all cores busy, in watts.
         busy: String,
     },
     /// A mandatory setting is missing.
     #[error("{place} needs `{key}`")]
     Missing {
-        /// Section, table or object.
+        /// Section, table or object that lacks the setting.
         place: String,
-        /// Name of the setting.
+        /// Name of the missing setting.
         key: String,
     },
-    /// A text is not a number, or is too large.
+    /// The text of a quantity is not a number, or the number is too large.
     #[error("`{text}` for {what} is not a number that can be used")]
     Number {
         /// Name of the quantity.
         what: String,
-        /// Text in the file.
+        /// Text of the quantity in the file.
         text: String,
     },
-    /// A unit does not measure this quantity.
+    /// The unit of a quantity does not measure this quantity.
     #[error("{what} can't be measured in `{unit}`; units are {}", known.join(", "))]
     Unit {
         /// Name of the quantity.
         what: String,
-        /// The unit.
+        /// Unit in the file.
         unit: String,
-        /// Known units.
+        /// Known units of the quantity.
         known: Vec<&'static str>,
     },
-    /// A number is negative.
+    /// The value of a quantity is negative.
     #[error("{what} can't be negative: `{text}`")]
     Negative {
         /// Name of the quantity.
         what: String,
-        /// Text in the file.
+        /// Text of the quantity in the file.
         text: String,
     },
-    /// A number is zero.
+    /// The value of a quantity is zero.
     #[error("{what} must be more than 0")]
     Zero {
         /// Name of the quantity.
         what: String,
     },
-    /// A number is above a limit.
+    /// The value of a quantity is above its limit.
     #[error("{what} can't be more than {max}")]
     TooMany {
         /// Name of the quantity.
         what: String,
-        /// Largest valid number.
+        /// Largest valid value.
         max: u64,
     },
     /// A platform has no nodes.
@@ -222,14 +222,14 @@ pub enum FileProblem {
     /// A job file has errors, each with its own file and line.
     #[error("{0}")]
     Script(String),
-    /// A version of a format is not supported.
+    /// The version of a file format is not supported.
     #[error("version {found} of {format} can't be read; known are {known}")]
     Version {
-        /// Name of the format.
+        /// Name of the file format.
         format: &'static str,
-        /// Version of the file.
+        /// Version in the file.
         found: String,
-        /// Supported versions.
+        /// Supported versions of the format.
         known: &'static str,
     },
     /// A workflow has no tasks.
@@ -240,17 +240,17 @@ pub enum FileProblem {
     SameTask {
         /// Name or id of the task.
         task: String,
-        /// Line of its first occurrence.
+        /// Line of the task's first occurrence.
         first: u32,
     },
     /// Two tasks write the same file.
     #[error("task `{task}` writes `{file}`, which task `{other}` writes as well")]
     SameOutput {
-        /// Second task.
+        /// Task that the file lists later as the writer.
         task: String,
-        /// Name of the file.
+        /// Name of the file that both tasks write.
         file: String,
-        /// First task.
+        /// Task that the file lists first as the writer.
         other: String,
     },
     /// A task reads its own output.
@@ -261,7 +261,7 @@ pub enum FileProblem {
         /// Name of the file.
         file: String,
     },
-    /// Tasks depend on each other in a circle.
+    /// Tasks depend on each other in a cycle.
     #[error("tasks need each other in a circle: {0}")]
     Cycle(String),
     /// A task names a file that the workflow does not have.
@@ -269,7 +269,7 @@ pub enum FileProblem {
     DanglingFile {
         /// Name of the task.
         task: String,
-        /// Name of the file.
+        /// Name of the missing file.
         file: String,
     },
     /// A task reads bytes that a file does not have, or the layout of a file is invalid.
@@ -279,7 +279,7 @@ pub enum FileProblem {
         task: String,
         /// Name of the file.
         file: String,
-        /// Description of the fault.
+        /// Description of the fault in the selection or layout.
         why: String,
     },
     /// A task names a task that the workflow does not have.
@@ -287,7 +287,7 @@ pub enum FileProblem {
     DanglingTask {
         /// Name of the task.
         task: String,
-        /// Unknown name or id.
+        /// Name or id of the missing task.
         other: String,
     },
     /// Run times are taken from the trace of another run, which does not have this task.
@@ -322,7 +322,7 @@ pub enum SimError {
     Nowhere {
         /// Name of the task.
         task: String,
-        /// Comparison of the task's needs with the offers of the nodes.
+        /// Comparison of the resources that the task needs with the resources of the nodes.
         why: String,
     },
     /// A task or file is bound to a node that the platform does not have.
@@ -330,16 +330,16 @@ pub enum SimError {
     NoSuchNode {
         /// Name of the task or file.
         what: String,
-        /// Id of the node.
+        /// Id of the missing node.
         node: NodeId,
     },
-    /// The placement requires recorded locations, and a file has none.
+    /// The placement requires recorded locations of files, and a file has no recorded location.
     #[error("the node of `{file}` is not recorded; choose another placement")]
     NotRecorded {
         /// Name of the file.
         file: String,
     },
-    /// The dispatcher did not complete the job.
+    /// The dispatcher did not complete the simulated job.
     #[error("the job ended with {left} of {tasks} tasks undone: {}", why.as_deref().unwrap_or(
         "nothing failed, so this is a fault of the simulator or the dispatcher"
     ))]
@@ -348,7 +348,7 @@ pub enum SimError {
         left: usize,
         /// Number of tasks of the workflow.
         tasks: usize,
-        /// Last failure.
+        /// Reason for the last failure of a run.
         why: Option<String>,
     },
 }

@@ -3,10 +3,10 @@
 use super::platform::PlatformNode;
 use tidemill_core::random::RandomSource;
 
-/// Constant that separates the random numbers of faults from those of a policy with the same seed.
+/// Constant that separates the random numbers of faults from random numbers of a policy with the same seed.
 const FAULTS: u64 = 0x6661_756c_7473;
 
-/// Decides which runs fail: a given share on average, depending only on the seed.
+/// Random decision which runs fail: a given share on average, depending only on the seed.
 #[derive(Debug)]
 pub(super) struct FailureDice(RandomSource);
 
@@ -41,18 +41,18 @@ impl UsedSpace {
         }
     }
 
-    /// Adds files that exist before the job.
+    /// Adds the size of files that exist before the job.
     pub(super) fn holds(&mut self, bytes: u64) {
         self.used = self.used.saturating_add(bytes);
     }
 
-    /// Returns the free space in addition to `replicas` bytes of replicas; `None` if there is no limit.
+    /// Returns the free space in bytes if `replicas` bytes of replicas are stored, too; `None` if the device has no limit.
     pub(super) fn free(&self, replicas: u64) -> Option<u64> {
         let taken = self.used.saturating_add(replicas);
         Some(self.capacity?.saturating_sub(taken))
     }
 
-    /// Takes space for outputs. Returns whether there was enough.
+    /// Takes space for outputs. Returns whether the free space was sufficient.
     pub(super) fn take(&mut self, bytes: u64, replicas: u64) -> bool {
         let fits = self.free(replicas).is_none_or(|free| bytes <= free);
         if fits {
@@ -67,7 +67,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn runs_fail_at_their_rate_and_reproducibly_by_seed() {
+    fn simulated_runs_fail_at_their_rate_reproducibly_by_seed() {
         let count = |rate, seed| {
             let node = PlatformNode {
                 failure_rate: rate,
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn space_refuses_bytes_beyond_capacity() {
+    fn device_space_refuses_bytes_beyond_capacity() {
         let mut space = UsedSpace::of(&PlatformNode {
             capacity: Some(100),
             ..PlatformNode::default()

@@ -2,10 +2,10 @@
 //!
 //! A flow uses up to four resources at once: a fetch uses its source's device and link and its target's link and device; a read or write
 //! uses one device. Every resource gives equal shares to all flows that use it, and the rate of a flow is the least of its shares. The
-//! unused part of a share, for a flow that is slower elsewhere, is not given to other flows. So no resource is allocated twice, and a
-//! change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole cluster.
+//! unused part of a share, for a flow that is limited by another resource, is not given to other flows. So no resource is allocated twice,
+//! and a change at one resource concerns only the flows that use it; with full max-min fairness it would affect the whole cluster.
 //!
-//! All numbers are integers: remaining bytes are kept in billionths, so that rates in bytes per second and times in nanoseconds multiply
+//! All numbers are integers: remaining bytes are stored in billionths, so that rates in bytes per second and times in nanoseconds multiply
 //! exactly.
 
 use super::clock::{Clock, PlannedEvent};
@@ -23,7 +23,7 @@ pub(super) struct FlowId {
     use_count: u32,
 }
 
-/// All resources and flows of a cluster.
+/// All resources and flows of a simulated cluster.
 #[derive(Debug)]
 pub(super) struct FlowNetwork {
     resources: Vec<Resource>,
@@ -33,7 +33,7 @@ pub(super) struct FlowNetwork {
 
 #[derive(Debug)]
 struct Resource {
-    /// Rate of the resource; `None` for no limit.
+    /// Rate of the resource, in bytes per second; `None` for no limit.
     bytes_per_sec: Option<u64>,
     flows: Vec<u32>,
 }
@@ -41,19 +41,19 @@ struct Resource {
 #[derive(Debug)]
 struct ResourceFlow {
     use_count: u32,
-    /// Label of the flow.
+    /// Label for which the flow transfers bytes.
     label: u32,
-    /// Maximum rate, in bytes per second.
+    /// Maximum rate of the flow, in bytes per second.
     rate_max: u64,
-    /// Resources that limit it, with its index in their lists.
+    /// Resources that limit the flow, with the flow's index in the list of each resource.
     crossed: [(u32, u32); CROSSED_MAX],
     crossed_count: usize,
-    /// Billionths of bytes that were left at `since`.
+    /// Billionths of bytes that are left to transfer at `since`.
     left: u128,
     since: Time,
-    /// Rate from then on, in bytes per second.
+    /// Rate of the flow from `since` on, in bytes per second.
     rate: u64,
-    /// Planned time; not after its end.
+    /// Planned time on the clock at which the flow is checked; not after the flow's end.
     due: Time,
 }
 
@@ -80,7 +80,7 @@ impl ResourceFlow {
 }
 
 impl FlowNetwork {
-    /// Returns one resource for each rate in bytes per second, named by its index; `None` has no limit.
+    /// Returns a network with one resource for each rate in bytes per second, named by its index; `None` has no limit.
     pub(super) fn new(rates: impl Iterator<Item = Option<u64>>) -> Self {
         let resource = |bytes_per_sec| Resource {
             bytes_per_sec,
@@ -93,8 +93,8 @@ impl FlowNetwork {
         }
     }
 
-    /// Starts a flow for a label with at most `rate_max` bytes per second. Returns whether it takes time. Plans the time at which it may
-    /// have ended on the clock.
+    /// Starts a flow for a label with at most `rate_max` bytes per second. Returns whether the flow takes time. Plans the time at which the
+    /// flow may have ended on the clock.
     pub(super) fn start(
         &mut self,
         (label, rate_max): (u32, u64),
@@ -228,12 +228,12 @@ impl FlowNetwork {
 mod tests {
     use super::*;
 
-    /// Runs flows of (start in seconds, bytes, resources) and returns the end of each, in milliseconds.
+    /// Runs flows of (start in seconds, bytes, resources) and returns the end of each flow, in milliseconds.
     fn run(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])]) -> Vec<u64> {
         run_bounded(rates, flows, u64::MAX)
     }
 
-    /// Runs flows with a limit on the rate of each.
+    /// Runs flows like `run`, with a limit on the rate of each flow.
     fn run_bounded(rates: &[Option<u64>], flows: &[(u64, u64, &[u32])], rate_max: u64) -> Vec<u64> {
         let mut network = FlowNetwork::new(rates.iter().copied());
         let mut clock = Clock::default();

@@ -1,6 +1,6 @@
 //! Gantt chart of a simulation in SVG: a lane for every core, and a bar for every task on each of its cores, coloured by kernel. The pale
-//! head of a bar is the fetching of inputs, its pale tail the writing of outputs, as the legend shows. Bars show their task's name where it
-//! is legible, and tooltips contain the details.
+//! head of a bar is the fetching of inputs, its pale tail the writing of outputs, as the legend shows. Bars show their task's name where
+//! the name is legible, and tooltips contain the details.
 
 use super::report::{SimulationReport, TaskReport, time};
 use std::collections::BTreeMap;
@@ -8,9 +8,9 @@ use std::fmt::Write as _;
 use tidemill_core::display::bytes;
 use tidemill_core::xml::escaped;
 
-/// Maximum number of lanes; the chart shows the number of omitted lanes.
+/// Maximum number of lanes in the chart; the chart shows the number of omitted lanes.
 pub const LANES_MAX: usize = 96;
-/// Maximum number of kernels with a colour of their own: those with the most time. The others share a grey.
+/// Maximum number of kernels with separate colours: those with the most time. Other kernels share a grey.
 pub const KERNELS_MAX: usize = 9;
 
 /// Colours that colour-blind readers can distinguish, from strong to weak.
@@ -19,12 +19,12 @@ const COLOURS: [&str; KERNELS_MAX] = [
     "#7a5c46",
 ];
 const OTHER_COLOUR: &str = "#8b929b";
-/// Names of the parts of a bar, and their opacity.
+/// Name of a bar's first part in the legend, and the part's opacity.
 const FETCHING: (&str, f64) = ("fetching inputs", 0.35);
 const RUNNING: (&str, f64) = ("running", 1.0);
 const WRITING: (&str, f64) = ("writing outputs", 0.6);
 const HASHING: (&str, f64) = ("hashing inputs", 0.2);
-/// Minimum number of letters of a shortened name; fewer letters are useless.
+/// Minimum number of letters of a shortened task name; fewer letters are useless.
 const LETTERS_MIN: usize = 5;
 
 const WIDTH: f64 = 1200.0;
@@ -37,16 +37,16 @@ const LEGEND_LINE: f64 = 20.0;
 
 /// Cores in the order in which they are drawn.
 struct GanttLanes {
-    /// Top of the lane of each (node, core).
+    /// Top of the lane of each (node, core), in pixels.
     tops: BTreeMap<(u32, u32), f64>,
-    /// Node, top and bottom of each block of lanes.
+    /// Node, top and bottom of each block of lanes, in pixels.
     blocks: Vec<(u32, f64, f64)>,
     height: f64,
     bottom: f64,
     left_out: usize,
 }
 
-/// Draws a report.
+/// Returns the Gantt chart of a report as an SVG document.
 #[must_use]
 pub fn svg(report: &SimulationReport) -> String {
     let lanes = lanes(report);
@@ -120,7 +120,7 @@ fn lanes(report: &SimulationReport) -> GanttLanes {
     lanes
 }
 
-/// Returns the kernels with the most time, and their colours.
+/// Returns the kernels with the most time, and the colours of their bars.
 fn colours(report: &SimulationReport) -> Vec<(&str, &'static str)> {
     let mut times: BTreeMap<&str, u64> = BTreeMap::new();
     for task in &report.tasks {
@@ -151,7 +151,7 @@ fn heading(svg: &mut String, report: &SimulationReport) {
     );
 }
 
-/// Draws lines of time and the background of the lanes.
+/// Draws the time lines and the background of the lanes.
 fn axis(svg: &mut String, report: &SimulationReport, lanes: &GanttLanes) {
     for &top in lanes.tops.values() {
         let _ = writeln!(
@@ -245,7 +245,7 @@ fn bar(
 }
 
 /// Draws the name of a task on its bar, complete or without its middle, where there is space. The text is dark with a pale outline, which
-/// is legible on every colour and on its pale parts.
+/// is legible on every colour and on the pale parts of bars.
 fn name(svg: &mut String, report: &SimulationReport, task: &TaskReport, (top, height): (f64, f64)) {
     if height < 13.0 {
         return;
@@ -279,7 +279,7 @@ fn name(svg: &mut String, report: &SimulationReport, task: &TaskReport, (top, he
     );
 }
 
-/// Returns the legend and its height: the kernels, then the parts of a bar.
+/// Returns the legend and its height in pixels: the kernels, then the parts of a bar.
 fn legend(colours: &[(&str, &str)]) -> (String, f64) {
     let kernels = colours
         .iter()
@@ -319,7 +319,7 @@ fn place(report: &SimulationReport, at_ns: u64) -> f64 {
     LEFT + (WIDTH - LEFT - RIGHT) * (at_ns as f64 / whole)
 }
 
-/// Returns the time between two lines: 1, 2 or 5 of some power of ten (or of minutes and hours) so that there are 5 to 14.
+/// Returns the time between two time lines: 1, 2 or 5 of some power of ten (or of minutes and hours) so that the chart has 5 to 14 lines.
 fn step_ns(makespan_ns: u64) -> u64 {
     const MINUTE: u64 = 60_000_000_000;
     let decades = (0..10).flat_map(|power| [1, 2, 5].map(|digit| digit * 10_u64.pow(power + 1)));

@@ -1,20 +1,20 @@
-//! Parser of INI files that keeps all lines: sections, `key = value`, comments from `#` or `;` to the end of the line, white space anywhere
-//! around. Values have no quotes and no escapes.
+//! Parser of INI files that keeps the number of every line: sections, `key = value`, comments from `#` or `;` to the end of the line, white
+//! space around everything. Values have no quotes and no escapes.
 
 use super::error::{FileProblem, InputError};
 
-/// Section of a file.
+/// Section of an INI file.
 #[derive(Debug)]
 pub(super) struct IniSection {
-    /// Name between the square brackets.
+    /// Name of the section between the square brackets.
     pub(super) name: String,
-    /// Line of its begin.
+    /// Line on which the section begins.
     pub(super) line: u32,
-    /// Keys in their order, each once.
+    /// Settings of the section in their order, each key once.
     pub(super) keys: Vec<IniSetting>,
 }
 
-/// Setting `name = value`.
+/// Setting `name = value` of an INI file.
 #[derive(Debug)]
 pub(super) struct IniSetting {
     pub(super) name: String,
@@ -22,7 +22,7 @@ pub(super) struct IniSetting {
     pub(super) line: u32,
 }
 
-/// Parses a file's text.
+/// Parses the text of an INI file. `file` is the name used in errors.
 pub(super) fn parse(file: &str, text: &str) -> Result<Vec<IniSection>, InputError> {
     let mut sections: Vec<IniSection> = Vec::new();
     for (line, full) in (1..).zip(text.lines()) {

@@ -2,8 +2,8 @@
 //! simulation needs.
 //!
 //! Costs are TOML. `[files]` has sizes of files by their name in the script or their full path. `[kernels]` and `[tasks]` have run times
-//! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over those of its kernel. `docs/platform-files.md`
-//! describes every key.
+//! and sizes of outputs by the name of a kernel or task; the costs of a task take precedence over the costs of its kernel.
+//! `docs/platform-files.md` describes every key.
 
 use super::error::{FileProblem, InputError};
 use super::quantity::{self, QuantityKind, whole};
@@ -29,21 +29,21 @@ struct CostTable {
     tasks: BTreeMap<Spanned<String>, RunCost>,
 }
 
-/// Costs and outputs of a run.
+/// Run time and output size of a kernel or task.
 #[derive(Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct RunCost {
-    /// Time of every run, independent of its input.
+    /// Time of every run, independent of the size of its input.
     time: Option<Spanned<Amount>>,
     /// Rate at which the kernel processes its input, in bytes per second.
     rate: Option<Spanned<Amount>>,
-    /// Size of each output.
+    /// Size of each output, in bytes.
     output: Option<Spanned<Amount>>,
     /// Size of all outputs together per byte of input.
     ratio: Option<Spanned<Amount>>,
 }
 
-/// Number, alone or with its unit.
+/// Number in a costs file, with or without a unit.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Amount {
@@ -55,7 +55,7 @@ enum Amount {
 /// Parses a job script and its costs; `script_file` and `costs_file` are the names used in errors.
 ///
 /// # Errors
-/// A fault in the script or in the costs, or a missing cost, with file and line.
+/// A fault in the script or in the costs, or a missing cost, with its file and line.
 pub fn parse(
     script_file: &str,
     script: &str,
@@ -144,8 +144,8 @@ impl JobReader<'_> {
         Ok(workflow)
     }
 
-    /// Refuses costs of names that the job does not have, because they would have no effect: the name is misspelt. Kernels of other jobs
-    /// are allowed, unless such a name resembles a kernel without costs.
+    /// Refuses costs of names that the job does not have, because such costs would have no effect: the name is misspelt. Kernels of other
+    /// jobs are allowed, unless such a name resembles a kernel without costs.
     fn check_names(&self) -> Result<(), InputError> {
         let tasks = &self.job.tasks;
         let names = tasks.iter().map(|task| task.name.as_str()).collect();
@@ -222,7 +222,7 @@ impl JobReader<'_> {
         Ok(Kernel::Pipeline(Box::new(Pipeline { text, stages })))
     }
 
-    /// The kernel's code counts as a file if the script lists it, the job writes it, or it has a size.
+    /// Adds a task of one kernel. The kernel's code counts as a file if the script lists it, the job writes it, or it has a size.
     fn single(
         &self,
         task: &job::ScriptTask,
@@ -260,13 +260,13 @@ impl JobReader<'_> {
         })
     }
 
-    /// Returns the size given for a file, by full path or by the name relative to the working directory.
+    /// Returns the size that the costs give for a file, by its full path or by its name relative to the working directory.
     fn given(&self, path: &str, name: &str) -> Option<&Spanned<Amount>> {
         let files = &self.costs.files;
         files.get(path).or_else(|| files.get(name))
     }
 
-    /// Returns a cost of a task, or else of its kernel.
+    /// Returns a cost of a task, or else the cost of its kernel.
     fn cost<'a, T>(
         &'a self,
         task: &job::ScriptTask,
@@ -366,7 +366,7 @@ impl JobReader<'_> {
     }
 }
 
-/// Returns the index of a file, and adds the file with `size` if it is new.
+/// Returns the index of a file, and adds the file with `size` if the file is new.
 fn file(
     files: &mut Vec<WorkflowFile>,
     by_path: &mut BTreeMap<String, usize>,

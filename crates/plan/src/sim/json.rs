@@ -1,4 +1,4 @@
-//! JSON files with the line of every part of a list, for errors that are only found after the whole file is parsed.
+//! JSON files with the line of every entry of a list, for errors that are only found after the whole file is parsed.
 
 use super::error::{FileProblem, InputError};
 use crate::suggestions;
@@ -8,18 +8,18 @@ use serde_json::value::RawValue;
 use std::collections::BTreeMap;
 use tidemill_core::similar_names::nearest;
 
-/// Keys of an object in a format that allows additional keys.
+/// Keys of a JSON object in a format that allows additional keys.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct JsonKeys {
-    /// Name of the object, with its article.
+    /// Name of the object, with its article, for errors.
     pub(super) place: &'static str,
-    /// Keys that are read.
+    /// Keys of the format that the simulator reads.
     pub(super) read: &'static [&'static str],
-    /// Keys of the format that are not read.
+    /// Keys of the format that the simulator does not read.
     pub(super) others: &'static [&'static str],
 }
 
-/// Reader that knows the lines of the parts of a text.
+/// Reader of JSON that knows the line of each part of the text.
 pub(super) struct JsonReader<'a> {
     pub(super) file: &'a str,
     pub(super) text: &'a str,
@@ -38,7 +38,7 @@ impl<'a> JsonReader<'a> {
         InputError::new(self.file, line, problem)
     }
 
-    /// Returns an error of the JSON reader in a part that begins on the line after `lines`.
+    /// Returns an error of the JSON reader in a part of the text that begins on the line after `lines`.
     pub(super) fn json(&self, lines: u32, error: &serde_json::Error) -> InputError {
         let line = u32::try_from(error.line()).unwrap_or(u32::MAX);
         let full = error.to_string();
@@ -75,12 +75,12 @@ impl<'a> JsonReader<'a> {
         Ok(())
     }
 
-    /// Parses a part.
+    /// Parses a part of the text.
     pub(super) fn sub<T: Deserialize<'a>>(&self, part: &'a RawValue) -> Result<T, InputError> {
         serde_json::from_str(part.get()).map_err(|e| self.json(self.line(part) - 1, &e))
     }
 
-    /// Parses the parts of a list with their lines, which are counted in the process.
+    /// Parses the entries of a list with their lines, which are counted in the process.
     pub(super) fn list<T: Deserialize<'a>>(
         &self,
         parts: &[&'a RawValue],

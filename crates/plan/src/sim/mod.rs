@@ -1,8 +1,8 @@
 //! The simulator: runs jobs on a cluster under a virtual clock, with the dispatcher of a running cluster.
 //!
-//! [`Platform`] is the cluster, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the cluster and returns a
-//! [`SimulationReport`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module only carries out
-//! their decisions in virtual time. `docs/planning.md` is the user's page; `docs/simulator.md` describes the model.
+//! [`Platform`] is the cluster, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the cluster and
+//! returns a [`SimulationReport`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module
+//! only carries out the decisions in virtual time. `docs/planning.md` is the user's page; `docs/simulator.md` describes the model.
 //!
 //! ```
 //! use tidemill_plan::sim::{Placement, Platform, Simulation, job};

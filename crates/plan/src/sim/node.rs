@@ -1,8 +1,8 @@
 //! One node in virtual time: its labels, its cores and resources, and the objects that it fetched.
 //!
-//! It behaves like `tidemill-node` and uses the same ledger of free resources. Labels run first come, first served, but none before the
-//! labels that it follows, and none before all its needs are free. A label holds its resources from its first fetch to its last write.
-//! Fetched objects are shared while they are in use and are kept up to a limit, and the oldest is dropped first.
+//! A simulated node behaves like `tidemill-node` and uses the same ledger of free resources. Labels run first come, first served, but only
+//! after the labels that they follow, and when all resources that they need are free. A label holds its resources from its first fetch to
+//! its last write. Fetched objects are shared while they are in use and are kept up to a limit, and the oldest object is dropped first.
 
 use super::faults::UsedSpace;
 use super::platform::PlatformNode;
@@ -10,14 +10,14 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use tidemill_core::id::ObjectId;
 use tidemill_core::resources::{Needs, ResourceLedger, first_to_start};
 
-/// State of a node. Labels are named by their index in the engine.
+/// State of a simulated node. Labels are named by their index in the engine.
 #[derive(Debug)]
 pub(super) struct Station {
     ledger: ResourceLedger,
-    /// Labels that may run, and the number of those that need no core.
+    /// Labels that may run, and the number of those labels that need no core.
     ready: BTreeSet<u32>,
     light: usize,
-    /// Free cores, by their numbers.
+    /// Free cores of the node, by their numbers.
     free: BTreeSet<u32>,
     pub(super) input_cache: InputCache,
     pub(super) space: UsedSpace,
@@ -38,7 +38,7 @@ impl Station {
         }
     }
 
-    /// Makes a label ready to run.
+    /// Adds a label to the labels that are ready to run.
     pub(super) fn add(&mut self, label: u32, needs: &Needs) {
         let new = self.ready.insert(label);
         self.light += usize::from(new && needs.cores == 0);
@@ -50,7 +50,7 @@ impl Station {
         self.light -= usize::from(removed && needs.cores == 0);
     }
 
-    /// Takes the next label that can begin, with its cores. `needs` returns the needs of a label.
+    /// Takes the next label that can begin, with its cores. `needs` returns the resources that a label needs.
     pub(super) fn take<'a>(&mut self, needs: impl Fn(u32) -> &'a Needs) -> Option<(u32, Vec<u32>)> {
         let ready = self.ready.iter().map(|&label| (label, needs(label)));
         let label = first_to_start(&self.ledger, ready, self.light > 0, |_| true)?;
@@ -63,26 +63,26 @@ impl Station {
         Some((label, cores.collect()))
     }
 
-    /// Returns the free space of its device; `None` if there is no limit.
+    /// Returns the free space of the node's device; `None` if the device has no limit.
     pub(super) fn free(&self) -> Option<u64> {
         self.space.free(self.input_cache.bytes)
     }
 
-    /// Ends a label that used these cores.
+    /// Ends a label that used these cores, and frees its resources.
     pub(super) fn end(&mut self, needs: &Needs, cores: &[u32]) {
         self.ledger.give_back(needs);
         self.free.extend(cores);
     }
 }
 
-/// Objects of other nodes.
+/// Cache of objects that a node fetched from other nodes.
 #[derive(Debug, Default)]
 pub(super) struct InputCache {
     bytes_max: u64,
     /// Size of all objects that were fetched or are being fetched, in bytes.
     bytes: u64,
     slots: HashMap<ObjectId, ObjectSlot>,
-    /// Objects that no label uses, the least recently used first.
+    /// Cached objects that no label uses, the least recently used first.
     idle: BTreeMap<u64, ObjectId>,
     idle_bytes: u64,
     idle_count: u64,
@@ -93,25 +93,25 @@ struct ObjectSlot {
     size: u64,
     users: u32,
     here: bool,
-    /// Key in `idle` while it has no users.
+    /// Key of the object in `InputCache::idle` while no label uses it.
     idle: u64,
-    /// Labels that wait for the object.
+    /// Labels that wait for the fetch of the object.
     waiting: Vec<u32>,
 }
 
-/// State of a requested object.
+/// State of an object that a label requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum ObjectState {
-    /// The object is on the node and stays until the label returns it.
+    /// The object is on the node and stays until the label gives it back.
     Here,
-    /// Another label fetches the object; this label is woken afterwards.
+    /// Another label fetches the object; the requesting label continues after the fetch.
     Waits,
-    /// This label has to fetch the object.
+    /// The requesting label has to fetch the object.
     Fetch,
 }
 
 impl InputCache {
-    /// Adds an object that was fetched before and that no label uses.
+    /// Adds an object to the cache that was fetched before and that no label uses.
     pub(super) fn keep(&mut self, object: ObjectId, size: u64) {
         let slot = ObjectSlot {
             size,
@@ -125,7 +125,7 @@ impl InputCache {
         self.give_back(object);
     }
 
-    /// Returns the size of all objects that were fetched or are being fetched, in bytes.
+    /// Returns the size of all objects in the cache, fetched or being fetched, in bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -135,7 +135,7 @@ impl InputCache {
         self.slots.contains_key(&object)
     }
 
-    /// Requests an object. A label that waited requests it again.
+    /// Requests an object for a label. A label that waited must request the object again.
     pub(super) fn share(&mut self, object: ObjectId, size: u64, label: u32) -> ObjectState {
         let Some(slot) = self.slots.get_mut(&object) else {
             let slot = ObjectSlot {
@@ -161,7 +161,7 @@ impl InputCache {
         ObjectState::Here
     }
 
-    /// Records the end of a fetch. Returns the labels that waited for it.
+    /// Records the end of a fetch. Returns the labels that waited for the object.
     pub(super) fn arrived(&mut self, object: ObjectId) -> Vec<u32> {
         let Some(slot) = self.slots.get_mut(&object) else {
             return Vec::new();

@@ -1,7 +1,7 @@
 //! Platforms: the simulated cluster, and the INI files that describe it (AnalyzeThis §6.1, Fig. 9). This module parses and checks platform
 //! files.
 //!
-//! The paper's file can be used unchanged. `docs/platform-files.md` lists every setting.
+//! The paper's platform file can be used unchanged. `docs/platform-files.md` lists every setting.
 
 use super::error::{FileProblem, InputError};
 use super::ini::{self, IniSection, IniSetting};
@@ -16,22 +16,22 @@ use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
 use tidemill_core::resources::{self, Offers};
 use tidemill_core::time::Span;
 
-/// Maximum number of nodes of a platform.
+/// Maximum number of nodes of a simulated platform.
 pub const NODES_MAX: u32 = 1_000_000;
-/// Maximum number of cores of a node.
+/// Maximum number of cores of a simulated node.
 pub const CORES_MAX: u32 = 65_536;
-/// Rate that a policy expects of a link without a configured bandwidth, in bytes per second: the rate that a running node reports before
-/// it has measured one.
+/// Rate that a policy expects of a link without a configured bandwidth, in bytes per second: the rate that a running node reports before it
+/// has measured a rate.
 pub const LINK_ASSUMED_BYTES_PER_SEC: u64 = 125_000_000;
-/// Maximum of the time that a node takes to resume, and of the time until it is suspended: 30 days. Messages show it in seconds.
+/// Maximum time that a node takes to resume, and maximum idle time until it is suspended: 30 days. Messages show seconds.
 const SUSPEND_MAX: Span = Span::from_secs(30 * 86_400);
-/// Lowest id of the node of the server cores.
+/// Minimum id of the node of the server cores.
 const SERVER_CORES_ID_MIN: usize = 1000;
 
 /// Simulated cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Platform {
-    /// Storage nodes; their ids are their indices.
+    /// Storage nodes of the platform; their ids are their indices.
     pub nodes: Vec<PlatformNode>,
     /// Node of the server cores, if it may run tasks.
     pub server_cores: Option<PlatformNode>,
@@ -41,75 +41,75 @@ pub struct Platform {
     pub commit_latency: Span,
     /// Number of retries of a task after failed runs.
     pub retries: u32,
-    /// Number of processors of the one machine that all nodes share; `None` if each has its own.
+    /// Number of processors of the one machine that all nodes share; `None` if each node has its own machine.
     pub processors: Option<u32>,
-    /// Number of storage nodes that are suspended when the job is submitted, counted from the last one.
+    /// Number of storage nodes that are suspended when the job is submitted, counted from the last node.
     pub suspended: usize,
     /// Idle time after which a node is suspended; `None` if no node is suspended.
     pub suspend_after: Option<Span>,
 }
 
-/// One node.
+/// One simulated node.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlatformNode {
     /// Class of the node: `AFE`, `AFE:name` or `SERVER_CORES`.
     pub class: String,
-    /// Number of cores.
+    /// Number of cores of the node.
     pub cores: u32,
-    /// Memory for tasks that specify their need, in bytes; `None` means unlimited.
+    /// Memory of the node for tasks that specify their need, in bytes; `None` means unlimited.
     pub memory_bytes: Option<u64>,
-    /// Named resources.
+    /// Amount of each named resource of the node.
     pub resources: BTreeMap<String, u64>,
-    /// Programs of its host; `None` means all.
+    /// Programs of the node's host; `None` means all programs.
     pub programs: Option<BTreeSet<String>>,
-    /// Speed of a core; run times of workflows are divided by it.
+    /// Speed of a core; run times of workflows are divided by the speed.
     pub core_speed: f64,
-    /// Read rate of its device in bytes per second, shared by all readers; `None` for no limit.
+    /// Read rate of the node's device in bytes per second, shared by all readers; `None` for no limit.
     pub read_bandwidth: Option<u64>,
-    /// Write rate of its device in bytes per second, shared by all writers; `None` for no limit.
+    /// Write rate of the node's device in bytes per second, shared by all writers; `None` for no limit.
     pub write_bandwidth: Option<u64>,
-    /// Time until the first byte of an object is read.
+    /// Time until the device has read the first byte of an object.
     pub read_latency: Span,
-    /// Time until the first byte of an object is written.
+    /// Time until the device has written the first byte of an object.
     pub write_latency: Span,
-    /// Rate of its link in either direction in bytes per second; `None` for no limit.
+    /// Rate of the node's link in either direction in bytes per second; `None` for no limit.
     pub link_bandwidth: Option<u64>,
-    /// Latency from the node to its switch; a transfer takes the latencies of both ends.
+    /// Latency from the node to its switch; a transfer takes the latencies of both nodes.
     pub link_latency: Span,
-    /// Rate of transfers that the dispatcher assumes, in bytes per second.
+    /// Rate of transfers to the node that the dispatcher assumes, in bytes per second.
     pub link_assumed: u64,
-    /// Rate of its device that a policy assumes, in bytes per second, 0 if no rate is configured; `None` for the greater of its bandwidths.
+    /// Rate of the node's device that a policy assumes, in bytes per second, 0 if unknown; `None` for the greater of its bandwidths.
     pub device_assumed: Option<u64>,
-    /// Power at full load that a policy assumes, in thousandths of a watt, 0 if no power is configured; `None` for the power with all cores
-    /// busy.
+    /// Power of the node at full load that a policy assumes, in thousandths of a watt, 0 if no power is configured; `None` for the power
+    /// with all cores busy.
     pub watts_milli_assumed: Option<u64>,
-    /// Maximum size of fetched objects that it keeps after their last use, in bytes.
+    /// Maximum size of fetched objects that the node keeps after their last use, in bytes.
     pub input_cache_bytes_max: u64,
-    /// Capacity of its device for files, outputs and replicas, in bytes; `None` for no limit.
+    /// Capacity of the node's device for files, outputs and replicas, in bytes; `None` for no limit.
     pub capacity: Option<u64>,
-    /// Share of runs that fail after they have computed, from 0 to 1.
+    /// Share of runs on the node that fail after they have computed, from 0 to 1.
     pub failure_rate: f64,
     /// Rate at which inputs are hashed on the run's core, in bytes per second, after runs for which hashing pays; `None` if hashing takes
     /// no time.
     pub hash_bandwidth: Option<u64>,
-    /// Power with all cores busy, in watts.
+    /// Power of the node with all cores busy, in watts.
     pub power_busy_watts: f64,
-    /// Power with no core busy, in watts.
+    /// Power of the node with no core busy, in watts.
     pub power_idle_watts: f64,
-    /// Power when suspended, in watts.
+    /// Power of the suspended node, in watts.
     pub power_suspended_watts: f64,
-    /// Time that it takes to resume.
+    /// Time that the node takes to resume.
     pub resume: Span,
     /// Run times that are known before the simulation begins, by kernel.
     pub history: BTreeMap<String, History>,
-    /// Names of files on other nodes that it has replicas of, oldest first.
+    /// Names of files on other nodes that this node has replicas of, oldest first.
     pub replicas: Vec<String>,
-    /// Whether the policy chose this node last.
+    /// Whether the policy chose this node last, before the simulation.
     pub last_turn: bool,
 }
 
 impl Default for PlatformNode {
-    /// Returns one core of speed 1 with a device and a link without limits and latencies.
+    /// Returns a node with one core of speed 1, and a device and a link without limits and latencies.
     fn default() -> Self {
         Self {
             class: "AFE".to_owned(),
@@ -143,7 +143,7 @@ impl Default for PlatformNode {
 }
 
 impl PlatformNode {
-    /// Returns the rate of its device in its status.
+    /// Returns the rate of the node's device that its status reports, in bytes per second.
     #[must_use]
     pub fn device_bytes_per_sec(&self) -> u64 {
         let rates = [self.read_bandwidth, self.write_bandwidth];
@@ -151,14 +151,14 @@ impl PlatformNode {
         self.device_assumed.or(greatest).unwrap_or(0)
     }
 
-    /// Returns its power in its status, in thousandths of a watt.
+    /// Returns the power of the node that its status reports, in thousandths of a watt.
     #[must_use]
     pub fn watts_milli(&self) -> u64 {
         let busy = whole(self.power_busy_watts * 1000.0);
         self.watts_milli_assumed.unwrap_or(busy)
     }
 
-    /// Returns the resources for labels that run at once.
+    /// Returns the resources of the node for labels that run at once.
     #[must_use]
     pub fn offers(&self) -> Offers {
         Offers {
@@ -169,7 +169,7 @@ impl PlatformNode {
     }
 }
 
-/// Settings of both nodes and the server cores.
+/// Settings that storage nodes and the server cores have in common.
 const SHARED_KEYS: [&str; 17] = [
     "read_bandwidth",
     "write_bandwidth",
@@ -205,13 +205,13 @@ const SERVER_KEYS: [&str; 7] = [
     "suspended",
     "suspend_after",
 ];
-/// Returns the settings of `[AFE]`.
+/// Returns the settings of the section `[AFE]`.
 fn node_keys() -> Vec<&'static str> {
     let own = ["cores_per_afe", "power_suspended", "resume"];
     own.into_iter().chain(SHARED_KEYS).collect()
 }
 
-/// Returns the settings of `[SERVER_CORES]`.
+/// Returns the settings of the section `[SERVER_CORES]`.
 fn server_cores_keys() -> Vec<&'static str> {
     ["cores"].into_iter().chain(SHARED_KEYS).collect()
 }
@@ -235,7 +235,7 @@ impl Platform {
     /// Parses a platform file. `file` is the name used in errors.
     ///
     /// # Errors
-    /// The first fault in the file, with its line.
+    /// The first fault in the platform file, with its line.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         let sections = ini::parse(file, text)?;
         for section in &sections {
@@ -339,7 +339,7 @@ impl Platform {
         }
     }
 
-    /// Returns the node of an id.
+    /// Returns the node with an id.
     #[must_use]
     pub fn node(&self, id: NodeId) -> Option<&PlatformNode> {
         if self.server_cores.is_some() && id == self.server_cores_id() {
@@ -348,7 +348,7 @@ impl Platform {
         self.nodes.get(usize::try_from(id.0).ok()?)
     }
 
-    /// Returns the id of the server cores: above those of all others, as in a running cluster.
+    /// Returns the id of the server cores: above the ids of all other nodes, as in a running cluster.
     #[must_use]
     pub fn server_cores_id(&self) -> NodeId {
         let id = self.nodes.len().max(SERVER_CORES_ID_MIN);
@@ -429,8 +429,8 @@ fn node(
     Ok((node, count))
 }
 
-/// Checks that idle power does not exceed busy power. The error is reported at one of the two settings; a class may inherit the other one
-/// from [AFE].
+/// Checks that the idle power of a node does not exceed its busy power. The error is reported at one of the two settings; a class may
+/// inherit the other setting from [AFE].
 fn check_powers(file: &str, section: &IniSection, node: &PlatformNode) -> Result<(), InputError> {
     if node.power_idle_watts <= node.power_busy_watts {
         return Ok(());
@@ -463,7 +463,7 @@ fn unknown(section: &IniSection, key: &IniSetting, known: &[&'static str]) -> Fi
     }
 }
 
-/// Parses `unlimited` or bytes per second.
+/// Parses a bandwidth: `unlimited` or bytes per second.
 fn bandwidth(key: &IniSetting) -> Result<Option<u64>, FileProblem> {
     if key.value == "unlimited" {
         return Ok(None);
@@ -472,7 +472,7 @@ fn bandwidth(key: &IniSetting) -> Result<Option<u64>, FileProblem> {
     Ok(Some(whole(rate).max(1)))
 }
 
-/// Returns the words between commas.
+/// Returns the words of a text between commas.
 fn words(text: &str) -> BTreeSet<String> {
     let words = text.split(',').map(str::trim);
     let words = words.filter(|word| !word.is_empty());

@@ -11,7 +11,7 @@ use tidemill_core::id::NodeId;
 use tidemill_core::policy::write_amplification;
 use tidemill_core::time::{Span, Time};
 
-/// Times of one task.
+/// Times of one simulated task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct TaskTimes {
     pub(super) node: NodeId,
@@ -28,16 +28,16 @@ pub(super) struct TaskTimes {
     pub(super) transferred_bytes: u64,
 }
 
-/// Result of a simulation. Times are nanoseconds of virtual time since the job was submitted.
+/// Report of a simulation. Times are nanoseconds of virtual time since the job was submitted.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema, Deserialize)]
 pub struct SimulationReport {
-    /// Name of the workflow.
+    /// Name of the simulated workflow.
     pub workflow: String,
-    /// Name of the policy.
+    /// Name of the scheduling policy.
     pub policy: String,
-    /// Placement of the files.
+    /// Name of the placement of the files before the job.
     pub placement: String,
-    /// Seed of the simulation.
+    /// Seed of the simulation's random numbers.
     pub seed: u64,
     /// Time from submission to the end of the last task.
     pub makespan_ns: u64,
@@ -47,15 +47,15 @@ pub struct SimulationReport {
     pub output_bytes: u64,
     /// Bytes that were transferred from one node to another.
     pub transferred_bytes: u64,
-    /// (input + transferred) / input, 1 without input (AnalyzeThis Eq. 1).
+    /// Write amplification: (input + transferred) / input; 1 without input (AnalyzeThis Eq. 1).
     pub write_amplification: f64,
-    /// Energy of all nodes in joules; `None` if the platform gives no power.
+    /// Energy of all nodes in joules; `None` if the platform file gives no power.
     pub energy_joules: Option<f64>,
-    /// Reports of the nodes, the server cores last.
+    /// Reports of the nodes; the server cores are last.
     pub nodes: Vec<NodeReport>,
     /// Reports of the tasks, in the workflow's order.
     pub tasks: Vec<TaskReport>,
-    /// Numbers of simulated events.
+    /// Numbers of the simulated events.
     pub events: EventCounts,
 }
 
@@ -64,33 +64,33 @@ pub struct SimulationReport {
 pub struct NodeReport {
     /// Id of the node.
     pub node: u32,
-    /// Class in the platform.
+    /// Class of the node in the platform.
     pub class: String,
-    /// Number of cores.
+    /// Number of cores of the node.
     pub cores: u32,
-    /// Number of tasks that it ran.
+    /// Number of tasks that the node ran.
     pub tasks: u64,
-    /// Number of runs that failed on it.
+    /// Number of runs that failed on the node.
     #[serde(default)]
     pub failed: u64,
-    /// Time in which cores were taken, all cores together.
+    /// Time in which cores were taken, summed over all cores, in nanoseconds.
     pub busy_ns: u64,
-    /// Time in which cores were not taken, until the job's end.
+    /// Time in which cores were not taken until the job's end, summed over all cores, in nanoseconds.
     pub idle_ns: u64,
-    /// Bytes that it fetched from other nodes.
+    /// Bytes that the node fetched from other nodes.
     pub fetched_bytes: u64,
-    /// Size of its tasks' outputs, in bytes.
+    /// Size of the outputs of the node's tasks, in bytes.
     pub written_bytes: u64,
-    /// Time in which it was suspended.
+    /// Time for which the node was suspended, in nanoseconds.
     #[serde(default)]
     pub suspended_ns: u64,
-    /// Time in which it was resuming.
+    /// Time for which the node was resuming, in nanoseconds.
     #[serde(default)]
     pub resuming_ns: u64,
-    /// Number of times that it was resumed.
+    /// Number of times that the node was resumed.
     #[serde(default)]
     pub resumes: u64,
-    /// Energy in joules; 0 if the platform gives no power.
+    /// Energy of the node in joules; 0 if the platform file gives no power.
     pub energy_joules: f64,
 }
 
@@ -101,39 +101,39 @@ pub struct TaskReport {
     pub name: String,
     /// Kernel of the task.
     pub kernel: String,
-    /// Node that ran it.
+    /// Node that ran the task.
     pub node: u32,
-    /// Numbers of its cores on the node; empty if it needs none.
+    /// Numbers of the task's cores on its node; empty if the task needs no core.
     pub cores: Vec<u32>,
-    /// Time at which its node received it.
+    /// Time at which the node received the task.
     pub sent_ns: u64,
-    /// Time at which it got a core and the fetch of its inputs began.
+    /// Time at which the task got a core and the fetch of its inputs began.
     pub start_ns: u64,
-    /// Time at which all its inputs were on the node.
+    /// Time at which all inputs of the task were on the node.
     pub kernel_start_ns: u64,
-    /// Time at which its outputs were written and its inputs hashed.
+    /// Time at which the task's outputs were written and its inputs hashed.
     pub end_ns: u64,
-    /// Time of reading its inputs from the device.
+    /// Time spent on reading the task's inputs from the device.
     pub read_ns: u64,
-    /// Time of computing.
+    /// Time spent on computing.
     pub compute_ns: u64,
-    /// Time of writing its outputs.
+    /// Time spent on writing the task's outputs.
     pub write_ns: u64,
-    /// Time of hashing its inputs, while it still held its core.
+    /// Time spent on hashing the task's inputs, while the task held its core.
     #[serde(default)]
     pub hash_ns: u64,
-    /// Bytes that it fetched.
+    /// Bytes that the task fetched from other nodes.
     pub transferred_bytes: u64,
 }
 
-/// Numbers of events of a simulation.
+/// Numbers of the events of a simulation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema, Deserialize)]
 pub struct EventCounts {
     /// Number of events for the dispatcher: nodes that connected, the job, and labels that started, ended or were returned.
     pub dispatcher: u64,
-    /// Number of times of the virtual clock at which an activity continued; obsolete times do not count.
+    /// Number of times of the virtual clock at which an activity continued, without obsolete times.
     pub clock: u64,
-    /// Number of labels that nodes returned before they began them.
+    /// Number of labels that nodes returned before the labels began.
     #[serde(default)]
     pub abandoned: u64,
     /// Number of runs that failed and were retried.
@@ -141,15 +141,15 @@ pub struct EventCounts {
     pub failed: u64,
 }
 
-/// Failed runs of one node.
+/// Failed runs on one node.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Lost {
     pub(super) runs: u64,
-    /// Core time of these runs.
+    /// Core time of the failed runs.
     pub(super) time: Span,
 }
 
-/// Setup of a simulation.
+/// Names and numbers that set up a simulation, for its report.
 #[derive(Debug)]
 pub(super) struct Setup {
     pub(super) policy: String,
@@ -209,7 +209,7 @@ impl SimulationReport {
         }
     }
 
-    /// Formats the report for people: the figures of the whole, then one line per node.
+    /// Formats the report for people: the figures of the whole job, then one line per node.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
@@ -344,8 +344,8 @@ fn nodes(
     reports
 }
 
-/// Returns the energy of a node. It draws idle power while it is active, and for every busy core its share of the difference to busy
-/// power. While it resumes, it draws busy power.
+/// Returns the energy of a node. The node draws idle power while it is active, and for every busy core its share of the difference to busy
+/// power. While the node resumes, it draws busy power.
 fn energy(node: &PlatformNode, active_ns: u64, report: &NodeReport) -> f64 {
     let more = node.power_busy_watts - node.power_idle_watts;
     let seconds = |ns: u64| Span(ns).as_secs_f64();

@@ -1,4 +1,4 @@
-//! Simulations: define the workflow, the platform, the placement of files and the policy of a run.
+//! Simulations: define the workflow, the platform, the placement of files and the policy of a simulation run.
 
 use super::engine::Engine;
 use super::error::SimError;
@@ -21,11 +21,11 @@ use tidemill_core::resources::{NodeOffer, TaskRequirements, why_nowhere};
 /// Placement of the files that exist before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Placement {
-    /// On the nodes in turn, in the order of the workflow's files.
+    /// Files are on the nodes in turn, in the order of the workflow's files.
     RoundRobin,
-    /// At random, by the seed.
+    /// Files are on random nodes, by the seed.
     Random,
-    /// On the nodes that the workflow records.
+    /// Files are on the nodes that the workflow records.
     Recorded,
 }
 
@@ -37,7 +37,7 @@ impl Placement {
         ("recorded", Self::Recorded),
     ];
 
-    /// Returns the name.
+    /// Returns the name of the placement.
     #[must_use]
     pub fn name(self) -> &'static str {
         let known = Self::NAMES.iter().find(|(_, one)| *one == self);
@@ -45,16 +45,15 @@ impl Placement {
     }
 }
 
-/// Choice of suspended nodes to resume (LABIOS §4.2.3). Nodes with data or programs that no other node has are resumed in any
-/// case.
+/// Choice of suspended nodes to resume (LABIOS §4.2.3). Nodes with data or programs that no other node has are resumed in any case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Allocation {
-    /// No nodes.
+    /// Resume no suspended nodes.
     Static,
-    /// As many as pays, as in a running cluster.
+    /// Resume as many suspended nodes as pays, as in a running cluster.
     #[default]
     Elastic,
-    /// All nodes, at once.
+    /// Resume all suspended nodes at once.
     All,
 }
 
@@ -84,35 +83,35 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Sets the policy by name.
+    /// Sets the scheduling policy by its name.
     #[must_use]
     pub fn policy(mut self, name: &str) -> Self {
         name.clone_into(&mut self.policy);
         self
     }
 
-    /// Sets the placement of files before the job.
+    /// Sets the placement of the files that exist before the job.
     #[must_use]
     pub fn placement(mut self, placement: Placement) -> Self {
         self.placement = placement;
         self
     }
 
-    /// Sets the suspended nodes to resume.
+    /// Sets the choice of suspended nodes to resume.
     #[must_use]
     pub fn allocation(mut self, allocation: Allocation) -> Self {
         self.allocation = allocation;
         self
     }
 
-    /// Sets the seed of all random numbers.
+    /// Sets the seed of all random numbers of the simulation.
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
         self
     }
 
-    /// Runs the simulation.
+    /// Runs the simulation and returns its report.
     ///
     /// # Errors
     /// [`SimError`] if a name is not known, or a task or file is bound to a node that the platform lacks.
@@ -155,8 +154,8 @@ impl<'a> Simulation<'a> {
         ))
     }
 
-    /// Returns the job as the dispatcher takes it. Fields that only servers and nodes read are left empty, because they would be copied
-    /// with every label.
+    /// Returns the job in the form that the dispatcher receives. Fields that only servers and nodes read are left empty, because they would
+    /// be copied with every label.
     fn submitted(&self, placed: &[Placed]) -> Result<Event, SimError> {
         self.check_wants()?;
         let mut tasks = Vec::with_capacity(self.workflow.tasks.len());
@@ -228,7 +227,7 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Checks that every task can run on some node: a cluster refuses a job with a task that can't.
+    /// Checks that every task can run on some node, because a cluster refuses a job with a task that can't.
     fn check_wants(&self) -> Result<(), SimError> {
         let place = |node: NodeId, one: &PlatformNode, server_cores: bool| NodeOffer {
             node,
@@ -275,7 +274,7 @@ impl<'a> Simulation<'a> {
         Ok(())
     }
 
-    /// Returns all files with their locations if they existed before the job.
+    /// Returns all files of the workflow, with the locations of the files that existed before the job.
     fn place_files(&self) -> Result<Vec<Placed>, SimError> {
         let count = self.platform.nodes.len() as u64;
         let mut turn = 0;
@@ -307,7 +306,7 @@ impl<'a> Simulation<'a> {
         Ok(placed)
     }
 
-    /// Returns the layouts of files that consist of several objects, and the first number that no object has.
+    /// Returns the layouts of files that consist of several objects, and the first number that is not an object's id.
     fn parted(&self, placed: &[Placed]) -> Result<(Vec<(ObjectId, Layout)>, u64), SimError> {
         let mut next = self.workflow.files.len() as u64 + 1;
         let mut parted = Vec::new();
@@ -332,7 +331,7 @@ impl<'a> Simulation<'a> {
     }
 }
 
-/// Source of consecutive ids; the engine's lists are indexed by those of labels.
+/// Source of consecutive ids; the ids of labels are indices of the engine's lists.
 #[derive(Debug)]
 struct Counter {
     labels: u64,

@@ -7,23 +7,23 @@ use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
 use tidemill_core::script::TextForm;
 
-/// Kind of a file.
+/// Kind of a planning input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SourceKind {
-    /// A job script, for [`super::job::parse`].
+    /// The file is a job script, for [`super::job::parse`].
     Script,
-    /// A trace, for [`trace::Trace::parse`].
+    /// The file is a trace, for [`trace::Trace::parse`].
     Trace,
-    /// A workflow, for [`super::wfformat::parse`].
+    /// The file is a workflow, for [`super::wfformat::parse`].
     WfFormat,
 }
 
-/// Returns the kind of a file. `file` is the name used in errors.
+/// Returns the kind of a planning input file. `file` is the name used in errors.
 ///
 /// # Errors
 /// The file is empty, or is JSON that is neither a trace nor a workflow. Other faults are reported by the parsers.
 pub fn source(file: &str, text: &str) -> Result<SourceKind, InputError> {
-    /// Number of bytes at the begin that determine the kind: a truncated trace is still a trace.
+    /// Number of bytes at the start of a file that determine its kind: a truncated trace is still a trace.
     const BEGIN: usize = 1024;
     let reader = JsonReader { file, text };
     if text.trim().is_empty() {

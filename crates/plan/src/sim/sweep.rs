@@ -11,18 +11,18 @@ use std::fmt::Write as _;
 use std::ops::RangeInclusive;
 use tidemill_core::time::Span;
 
-/// Parameters of a sweep.
+/// Parameters of a sweep over cluster shapes.
 #[derive(Clone, Debug)]
 pub struct Shapes {
-    /// Numbers of nodes; the paper's are 1 to 8.
+    /// Numbers of nodes of the clusters; the paper uses 1 to 8.
     pub nodes: RangeInclusive<u32>,
-    /// Numbers of cores per node; the paper's are 1 to 12.
+    /// Numbers of cores per node of the clusters; the paper uses 1 to 12.
     pub cores: RangeInclusive<u32>,
-    /// Names of policies.
+    /// Names of the policies to simulate.
     pub policies: Vec<String>,
     /// Placement of files before the job.
     pub placement: Placement,
-    /// Seed of all random numbers.
+    /// Seed of all random numbers of the simulations.
     pub seed: u64,
 }
 
@@ -39,7 +39,7 @@ impl Default for Shapes {
     }
 }
 
-/// One run of a sweep.
+/// Result of one simulation of a sweep.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
 pub struct SweepPoint {
     /// Name of the policy.
@@ -48,21 +48,21 @@ pub struct SweepPoint {
     pub nodes: u32,
     /// Number of cores per node.
     pub cores: u32,
-    /// Time from submission to the end, in nanoseconds.
+    /// Time from the job's submission to its end, in nanoseconds.
     pub makespan_ns: u64,
     /// Bytes that were transferred from one node to another.
     pub transferred_bytes: u64,
-    /// (input + transferred) / input.
+    /// Write amplification: (input + transferred) / input.
     pub write_amplification: f64,
-    /// Energy in joules, if the node has power.
+    /// Energy of all nodes in joules, if the node has a configured power.
     pub energy_joules: Option<f64>,
 }
 
-/// Runs a workflow on clusters of all shapes and returns the points by policy, nodes, cores. The nodes are like the first node of
-/// `like`; its server cores and label latency are kept.
+/// Runs a workflow on clusters of all shapes and returns the points by policy, nodes, cores. The nodes are copies of the first node of
+/// `like`; the server cores and label latency of `like` are kept.
 ///
 /// # Errors
-/// [`SimError`] of the first run that can't be run.
+/// [`SimError`] of the first simulation that can't be run.
 pub fn sweep(
     like: &Platform,
     workflow: &Workflow,
@@ -101,8 +101,8 @@ pub fn sweep(
     Ok(points)
 }
 
-/// Draws the points as an SVG document, the paper's Fig. 10: one chart per policy, all with the same scale, with one line per number of
-/// nodes over the cores of each.
+/// Draws the points of a sweep as an SVG document like the paper's Fig. 10: one chart per policy, all with the same scale, with one line
+/// per number of nodes over the number of cores per node.
 #[must_use]
 pub fn svg(workflow: &str, points: &[SweepPoint]) -> String {
     let seconds = |one: &SweepPoint| Span(one.makespan_ns).as_secs_f64();
@@ -126,7 +126,7 @@ pub fn svg(workflow: &str, points: &[SweepPoint]) -> String {
     chart::stack(&charts.collect::<Vec<_>>())
 }
 
-/// Returns one line for each number of nodes.
+/// Returns a line of makespans for each number of nodes.
 fn lines(points: &[SweepPoint]) -> Vec<Line> {
     let lines = points.chunk_by(|a, b| a.nodes == b.nodes);
     let line = |line: &[SweepPoint]| {

@@ -21,35 +21,35 @@ use tidemill_core::layout::{Selection, SelectionError};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
-/// Value of the field `format`.
+/// Value of the field `format` in every trace.
 pub const FORMAT: &str = "tidemill-trace";
-/// Version of the trace format.
+/// Supported version of the trace format.
 pub const VERSION: u32 = 1;
 
-/// Record of a job.
+/// Trace: record of a real job.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Trace {
-    /// Always [`FORMAT`].
+    /// Name of the format, always [`FORMAT`].
     pub format: String,
-    /// Always [`VERSION`].
+    /// Version of the format, always [`VERSION`].
     pub version: u32,
     /// Name of the job.
     pub job: String,
-    /// Name of its policy.
+    /// Name of the job's policy.
     pub policy: String,
-    /// Time of submission, in nanoseconds since the Unix epoch by the server's clock.
+    /// Time of the job's submission, in nanoseconds since the Unix epoch by the server's clock.
     pub submitted_ns: u64,
     /// Time from the submission of the job to its end, in nanoseconds.
     pub makespan_ns: u64,
-    /// Random state at the begin, for a policy that draws random numbers.
+    /// Random state at the start of the job, for a policy that draws random numbers.
     #[serde(default)]
     pub random_state: Option<u64>,
-    /// Nodes that were online.
+    /// Nodes that were online when the job was submitted.
     pub nodes: Vec<TraceNode>,
     /// Files that existed before the job.
     pub files: Vec<TraceFile>,
-    /// Tasks in the script's order.
+    /// Tasks of the job in the script's order.
     pub tasks: Vec<TraceTask>,
 }
 
@@ -59,31 +59,31 @@ pub struct Trace {
 pub struct TraceNode {
     /// Id of the node.
     pub node: u32,
-    /// Whether this is the server cores, which only lends cores.
+    /// Whether this node is the server cores, which only provide cores.
     #[serde(default)]
     pub server_cores: bool,
-    /// Number of cores.
+    /// Number of cores of the node.
     pub cores: u32,
-    /// Memory for tasks that specify their need, in bytes; 0 means unlimited.
+    /// Memory of the node for tasks that specify their need, in bytes; 0 means unlimited.
     #[serde(default)]
     pub memory_bytes: u64,
-    /// Named resources.
+    /// Amount of each named resource of the node.
     #[serde(default)]
     pub resources: BTreeMap<String, u64>,
-    /// Programs of the job's tasks that the node's host has; `None` means all.
+    /// Programs of the job's tasks that the node's host has; `None` means all programs.
     #[serde(default)]
     pub programs: Option<BTreeSet<String>>,
     /// Rate of fetches that the node reported, in bytes per second.
     pub link_bytes_per_sec: u64,
-    /// Configured rate of its device, in bytes per second; 0 if none is configured.
+    /// Configured rate of the node's device, in bytes per second; 0 if no rate is configured.
     #[serde(default)]
     pub device_bytes_per_sec: u64,
-    /// Configured power at full load, in thousandths of a watt; 0 if none is configured.
+    /// Configured power of the node at full load, in thousandths of a watt; 0 if no power is configured.
     #[serde(default)]
     pub watts_milli: u64,
     /// Maximum size of fetched objects that the node keeps after their last use, in bytes.
     pub input_cache_bytes_max: u64,
-    /// Learned run times by kernel.
+    /// Learned run times of the node by kernel.
     #[serde(default)]
     pub history: BTreeMap<String, TraceHistory>,
     /// Full paths of `files` on other nodes that this node should have replicas of, oldest first.
@@ -100,9 +100,9 @@ pub struct TraceNode {
 pub struct TraceHistory {
     /// Number of runs that succeeded.
     pub runs: u64,
-    /// Sum of their run times, in nanoseconds.
+    /// Sum of the run times of these runs, in nanoseconds.
     pub total_ns: u64,
-    /// Sum of the sizes of their inputs, in bytes.
+    /// Sum of the input sizes of these runs, in bytes.
     pub input_bytes: u64,
 }
 
@@ -110,16 +110,16 @@ pub struct TraceHistory {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceFile {
-    /// Full path in the cluster.
+    /// Full path of the file in the cluster.
     pub path: String,
-    /// Size, in bytes.
+    /// Size of the file, in bytes.
     pub size_bytes: u64,
     /// Node that holds the file; for a striped file, the node of its first part.
     pub node: u32,
     /// Size of a stripe, in bytes; 0 if the file is one object.
     #[serde(default)]
     pub unit_bytes: u64,
-    /// Parts of the file if it is striped.
+    /// Parts of the file if the file is striped.
     #[serde(default)]
     pub parts: Vec<TracePart>,
 }
@@ -130,25 +130,25 @@ pub struct TraceFile {
 pub struct TracePart {
     /// Node that holds the part.
     pub node: u32,
-    /// Size, in bytes.
+    /// Size of the part, in bytes.
     pub size_bytes: u64,
 }
 
-/// Origin of a kernel.
+/// Origin of a task's kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TraceKernelKind {
-    /// Kernel that is part of every node.
+    /// The kernel is part of every node.
     Builtin,
-    /// A `.so` in the cluster.
+    /// The kernel is a `.so` in the cluster.
     Native,
-    /// A WebAssembly module in the cluster.
+    /// The kernel is a WebAssembly module in the cluster.
     Wasm,
-    /// An executable in the cluster.
+    /// The kernel is an executable in the cluster.
     Stored,
-    /// A program of the nodes' hosts.
+    /// The kernel is a program of the nodes' hosts.
     Program,
-    /// A pipeline of kernels.
+    /// The kernel is a pipeline of kernels.
     Pipeline,
 }
 
@@ -158,17 +158,17 @@ pub enum TraceKernelKind {
 pub struct TraceTask {
     /// Name of the task.
     pub name: String,
-    /// Kernel of the task. For a kernel that is stored in the cluster this is its full path, which is also one of `inputs`.
+    /// Kernel of the task. For a kernel that is stored in the cluster this is the full path of its code, which is also one of `inputs`.
     pub kernel: String,
     /// Origin of the kernel.
     pub kernel_kind: TraceKernelKind,
-    /// Full paths of all inputs, in the order of the task.
+    /// Full paths of all inputs, in the order of the task's inputs.
     pub inputs: Vec<String>,
     /// Selection of each input, such as `part 2 bytes 0-4095,8192-8199`; an empty text means the whole input. An empty list means that all
     /// inputs are read completely.
     #[serde(default)]
     pub selections: Vec<String>,
-    /// All outputs.
+    /// All outputs of the task.
     pub outputs: Vec<TraceOutput>,
     /// Node to which the script bound the task.
     #[serde(default)]
@@ -184,30 +184,30 @@ pub struct TraceTask {
     pub resources: BTreeMap<String, u64>,
     /// Node that ran the task.
     pub node: u32,
-    /// Time at which the task was sent to the node.
+    /// Time at which the task was sent to the node, in nanoseconds since the job's submission.
     pub sent_ns: u64,
-    /// Time at which the task got a core and the fetch of its inputs began.
+    /// Time at which the task got a core and the fetch of its inputs began, in nanoseconds since the job's submission.
     pub start_ns: u64,
-    /// Time at which its kernel began.
+    /// Time at which the task's kernel began, in nanoseconds since the job's submission.
     pub kernel_start_ns: u64,
-    /// Time at which its outputs were sealed.
+    /// Time at which the task's outputs were sealed, in nanoseconds since the job's submission.
     pub end_ns: u64,
-    /// Time spent on reading files, in nanoseconds; 0 if it was not measured apart from computing.
+    /// Time that the task spent on reading files, in nanoseconds; 0 if it was not measured apart from computing.
     #[serde(default)]
     pub read_ns: u64,
-    /// Time spent on computing, in nanoseconds. For a task with a cached result this is the time of the run that produced the result.
+    /// Time that the task spent on computing, in nanoseconds; for a cached result the time of the run that produced the result.
     pub compute_ns: u64,
     /// Time that returning the cached result took, in nanoseconds. `None` if the kernel ran.
     #[serde(default)]
     pub reused_ns: Option<u64>,
-    /// Time spent on writing files, in nanoseconds; 0 if it was not measured apart from computing.
+    /// Time that the task spent on writing files, in nanoseconds; 0 if it was not measured apart from computing.
     #[serde(default)]
     pub write_ns: u64,
     /// Last part of the time before the task's end, in which its inputs were hashed, in nanoseconds. The trace of a real run counts this
     /// time as computing, too, because a replay takes as long.
     #[serde(default)]
     pub hash_ns: u64,
-    /// Processor time of its kernel, in nanoseconds; 0 if it was not measured.
+    /// Processor time of the task's kernel, in nanoseconds; 0 if it was not measured.
     #[serde(default)]
     pub cpu_ns: u64,
     /// Bytes that the task fetched from other nodes.
@@ -218,9 +218,9 @@ pub struct TraceTask {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TraceOutput {
-    /// Full path in the cluster.
+    /// Full path of the output file in the cluster.
     pub path: String,
-    /// Size, in bytes.
+    /// Size of the output file, in bytes.
     pub size_bytes: u64,
 }
 
@@ -229,7 +229,7 @@ impl Trace {
     ///
     /// # Errors
     /// Names the fault in the trace and its line: text that is not JSON, an unknown version, missing or unknown fields, files that no task
-    /// writes, tasks that depend on each other in a circle, or a list without nodes.
+    /// writes, tasks that depend on each other in a cycle, or an empty list of nodes.
     pub fn parse(file: &str, text: &str) -> Result<Self, InputError> {
         #[derive(Deserialize)]
         struct TraceHeader {
@@ -262,7 +262,7 @@ impl Trace {
         }
     }
 
-    /// Checks that each node and each file is listed once and that their values are valid.
+    /// Checks that each node and each file is listed once and that the values of nodes and files are valid.
     fn check_lists(&self, reader: &JsonReader<'_>) -> Result<(), InputError> {
         if self.job.trim().is_empty() {
             return Err(reader.error(0, FileProblem::NoName("the job".to_owned())));
@@ -300,10 +300,10 @@ impl Trace {
         Ok(())
     }
 
-    /// Returns the job for a simulation: the files are stored where they were stored, and computing takes as long as it took.
+    /// Returns the job for a simulation: each file is on its recorded node, and computing takes its recorded time.
     ///
     /// # Errors
-    /// As [`Self::parse`], without lines; a trace that was parsed causes none.
+    /// Errors of [`Self::parse`], without lines; a trace that was parsed causes none.
     pub fn workflow(&self) -> Result<Workflow, InputError> {
         self.build()
             .map_err(|fault| InputError::new(&self.job, 0, fault.problem))
@@ -312,7 +312,7 @@ impl Trace {
     /// Returns the job for a comparison with the real run: cached results are returned and not recomputed.
     ///
     /// # Errors
-    /// As [`Self::workflow`].
+    /// Errors of [`Self::workflow`].
     pub fn replay(&self) -> Result<Workflow, InputError> {
         let mut workflow = self.workflow()?;
         for (task, traced) in workflow.tasks.iter_mut().zip(&self.tasks) {
@@ -391,7 +391,7 @@ impl Trace {
         Ok(workflow)
     }
 
-    /// Converts a file that existed before the job.
+    /// Converts a file that existed before the job to a workflow file.
     fn file(&self, file: &TraceFile) -> WorkflowFile {
         WorkflowFile {
             name: file.path.clone(),
@@ -423,7 +423,7 @@ impl Trace {
 
     /// Returns the cluster as far as the trace describes it: the cores, histories and rates that nodes reported. Links and devices are as
     /// fast as tasks really fetched, read and wrote, and labels are as fast as the fastest label was. Devices that were not measured apart
-    /// from computing have no limit here. Links that transferred nothing large are as fast as their nodes reported.
+    /// from computing have no limit. Links that transferred nothing large are as fast as their nodes reported.
     #[must_use]
     pub fn platform(&self) -> Platform {
         let workflow = self.build().ok();
@@ -478,12 +478,12 @@ impl Trace {
         platform
     }
 
-    /// Returns the prediction of this run from an earlier one, in which every task and transfer takes the time measured in `earlier`.
-    /// Nodes, files and policy are those of this run; all measurements are those of `earlier`. The [`Self::workflow`] and
-    /// [`Self::platform`] of the result predict this run without knowing it.
+    /// Returns a trace that predicts this run from an earlier run: every task and transfer takes the time measured in `earlier`. Nodes,
+    /// files and policy are those of this run; all measurements are those of `earlier`. The [`Self::workflow`] and [`Self::platform`] of
+    /// the result predict this run without its measurements.
     ///
     /// # Errors
-    /// The first task that `earlier` does not have.
+    /// The name of the first task that `earlier` does not have.
     pub fn measured_in(&self, earlier: &Self) -> Result<Self, FileProblem> {
         let known: BTreeMap<&str, &TraceTask> = earlier
             .tasks
@@ -521,8 +521,8 @@ impl Trace {
         })
     }
 
-    /// Converts run times on the server cores, which were measured on a core of `speed`, into those of a core of speed 1. A simulation of
-    /// the result must give the server cores that speed.
+    /// Converts run times on the server cores, which were measured on a core of speed `speed`, into run times on a core of speed 1. A
+    /// simulation of the result must give the server cores the speed `speed`.
     #[must_use]
     #[expect(
         clippy::cast_precision_loss,
@@ -538,7 +538,7 @@ impl Trace {
         self
     }
 
-    /// Returns the storage nodes, ordered by id.
+    /// Returns the storage nodes of the trace, ordered by id.
     fn stores(&self) -> impl Iterator<Item = &TraceNode> {
         let mut stores: Vec<&TraceNode> =
             self.nodes.iter().filter(|one| !one.server_cores).collect();
@@ -562,7 +562,7 @@ impl Trace {
     }
 }
 
-/// Converts a file that a task wrote.
+/// Converts a file that a task wrote to a workflow file.
 fn made_file(output: &TraceOutput) -> WorkflowFile {
     WorkflowFile {
         name: output.path.clone(),
@@ -586,12 +586,12 @@ fn selections(task: &TraceTask) -> Result<Vec<Selection>, FileProblem> {
     read.map(parse).collect()
 }
 
-/// Default number of cores of a task.
+/// Returns the default number of cores of a task.
 fn one() -> u32 {
     1
 }
 
-/// Returns the rate of all transfers that took time and transferred bytes, in bytes per second; `None` if there was none.
+/// Returns the rate of all transfers that took time and transferred bytes, in bytes per second; `None` if there were no such transfers.
 fn rate(all: impl Iterator<Item = (u64, u64)>) -> Option<u64> {
     let transferred = all.filter(|&(bytes, ns)| bytes > 0 && ns > 0);
     let (bytes, ns) = transferred.fold((0_u128, 0_u128), |sum, (bytes, ns)| {
@@ -625,7 +625,7 @@ fn history(history: &TraceHistory) -> History {
     }
 }
 
-/// Returns the line on which one entry of a list of the trace begins; 0 if it is unknown.
+/// Returns the line on which one entry of a list of the trace begins; 0 if the line is unknown.
 fn line(reader: &JsonReader<'_>, list: &str, at: usize) -> u32 {
     #[derive(Deserialize)]
     struct TraceLists<'a> {
@@ -687,8 +687,7 @@ mod tests {
         assert_eq!(Trace::parse("again.json", &text).unwrap(), trace);
     }
 
-    /// Returns the trace with a striped file on both nodes: one task reads a part, one task reads ranges, and one task reads the whole
-    /// file.
+    /// Returns a trace with a striped file on both nodes: one task reads a part, one task reads ranges, and one task reads the whole file.
     fn striped() -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
         for node in &mut trace.nodes {

@@ -1,9 +1,9 @@
 //! Parser of WfCommons WfFormat files, schemas 1.4 and 1.5 (and 1.6, which adds summaries only).
 //!
 //! Since 1.5, a file has a list of tasks and files (`specification`) apart from the measurements (`execution`); in 1.4, tasks contain their
-//! files and run times. Dependencies result from files and from `parents` and `children`. A dependency without a file gets an empty file of
-//! its own, so that the dispatcher, which knows dependencies by files only, sees it. Run times are those of the measured machine and
-//! contain that machine's reading and writing. A task needs the number of cores in its `coreCount`; without one it needs one core.
+//! files and run times. Dependencies result from files and from `parents` and `children`. A dependency without a file gets a separate empty
+//! file, so that the dispatcher, which knows dependencies by files only, sees it. Run times are those of the measured machine and contain
+//! its reading and writing. A task needs the number of cores in its `coreCount`; without `coreCount` it needs one core.
 
 use super::error::{FileProblem, InputError};
 use super::json::{JsonKeys, JsonReader};
@@ -59,7 +59,7 @@ const EXECUTED_TASK: JsonKeys = JsonKeys {
     read: &["id", "runtimeInSeconds", "command"],
     others: MEASURED,
 };
-/// Measurements of a task that the simulation ignores.
+/// Keys of a task's measurements that the simulation ignores.
 const MEASURED: &[&str] = &[
     "executedAt",
     "coreCount",
@@ -107,7 +107,7 @@ struct Instance<'a> {
     workflow: &'a RawValue,
 }
 
-/// `workflow` of 1.5.
+/// The object `workflow` of WfFormat 1.5.
 #[derive(Deserialize)]
 struct Split<'a> {
     #[serde(borrow)]
@@ -166,7 +166,7 @@ struct TaskCommand {
     program: Option<String>,
 }
 
-/// `workflow` of 1.4.
+/// The object `workflow` of WfFormat 1.4.
 #[derive(Deserialize)]
 struct WorkflowSection<'a> {
     #[serde(borrow)]
@@ -204,7 +204,7 @@ enum FileLink {
     Output,
 }
 
-/// Task of either version.
+/// Task of either WfFormat version.
 struct Draft {
     line: u32,
     id: String,
@@ -218,11 +218,11 @@ struct Draft {
     outputs: Vec<usize>,
 }
 
-/// Parses a file. `file` is the name used in errors.
+/// Parses a WfFormat file. `file` is the name used in errors.
 ///
 /// # Errors
 /// The first fault, with its line: text that is not JSON or not WfFormat, tasks and files that are named but missing, missing sizes and run
-/// times, and tasks that depend on each other in a circle.
+/// times, and tasks that depend on each other in a cycle.
 pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
     let reader = JsonReader { file, text };
     let whole: &RawValue = serde_json::from_str(text).map_err(|e| reader.json(0, &e))?;
@@ -262,7 +262,7 @@ pub fn parse(file: &str, text: &str) -> Result<Workflow, InputError> {
     reader.workflow(instance.name, drafts, files)
 }
 
-/// Files by name while they are collected.
+/// Files of the workflow by name while they are collected.
 #[derive(Default)]
 struct FileIndex {
     list: Vec<WorkflowFile>,
@@ -299,7 +299,7 @@ impl<'a> JsonReader<'a> {
         })
     }
 
-    /// Returns the files of 1.5; each is listed once.
+    /// Returns the files of a WfFormat 1.5 workflow; each must be listed once.
     fn sized(&self, parts: &[&'a RawValue]) -> Result<FileIndex, InputError> {
         let mut files = FileIndex::default();
         let mut lines = BTreeMap::new();
@@ -314,7 +314,7 @@ impl<'a> JsonReader<'a> {
         Ok(files)
     }
 
-    /// Returns the measurements of the tasks of 1.5, by their ids.
+    /// Returns the measurements of the tasks of a WfFormat 1.5 workflow, by the tasks' ids.
     fn executed(
         &self,
         execution: Option<Execution<'a>>,
@@ -468,7 +468,7 @@ impl<'a> JsonReader<'a> {
         }
     }
 
-    /// Returns `coreCount` in whole cores.
+    /// Returns the resources that a task needs: its `coreCount` in whole cores.
     fn needs(&self, draft: &Draft) -> Result<Needs, InputError> {
         let Some(count) = draft.cores else {
             return Ok(Needs::default());
@@ -547,7 +547,7 @@ impl<'a> JsonReader<'a> {
     }
 }
 
-/// Returns the name under which run times are learned: the program, or the task's name without its number.
+/// Returns the name under which run times of a task are learned: its program, or the task's name without its number.
 fn kernel(name: &str, command: Option<TaskCommand>) -> String {
     let program = command.and_then(|command| command.program);
     // Some recorders store a whole script in this field.
@@ -562,7 +562,7 @@ fn kernel(name: &str, command: Option<TaskCommand>) -> String {
     })
 }
 
-/// Keeps the first occurrence of each file.
+/// Removes repeated files from a list; keeps the first occurrence of each.
 fn unique(mut files: Vec<usize>) -> Vec<usize> {
     let mut seen = BTreeSet::new();
     files.retain(|&file| seen.insert(file));

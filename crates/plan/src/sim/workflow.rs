@@ -13,47 +13,47 @@ use tidemill_core::layout::{Layout, Part, Selection, StripedLayout};
 use tidemill_core::resources::Needs;
 use tidemill_core::time::Span;
 
-/// Job with all data that its simulation needs. Tasks and files are named by their indices.
+/// Workflow: a job with all data that its simulation needs. Tasks and files are named by their indices.
 ///
-/// The readers check their results. A caller that builds a workflow by hand must ensure three conditions: `maker` of every file names the
-/// task that lists the file as an output, no two tasks list the same output, and tasks do not depend on each other in a circle.
+/// Parsers check the workflows that they return. A caller that builds a workflow by hand must ensure three conditions: `maker` of every
+/// file names the task that has the file as an output, no two tasks have the same output, and tasks do not depend on each other in a cycle.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Workflow {
     /// Name of the job.
     pub name: String,
-    /// Policy that the job names.
+    /// Name of the policy that the job names.
     pub policy: Option<String>,
-    /// Tasks, in the order in which the dispatcher receives them.
+    /// Tasks of the job, in the order in which the dispatcher receives them.
     pub tasks: Vec<WorkflowTask>,
-    /// Files.
+    /// Files that the tasks read and write.
     pub files: Vec<WorkflowFile>,
 }
 
-/// One task.
+/// One task of a workflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkflowTask {
     /// Name of the task.
     pub name: String,
     /// Code of the task; the code of a native or stored kernel is also one of the inputs.
     pub kernel: Kernel,
-    /// Files that the task reads.
+    /// Indices of the files that the task reads.
     pub inputs: Vec<usize>,
     /// Selections of the inputs, in their order; an empty list selects all inputs completely.
     pub selections: Vec<Selection>,
-    /// Files that the task writes.
+    /// Indices of the files that the task writes.
     pub outputs: Vec<usize>,
-    /// Time for which its kernel computes on a core of speed 1, without reading and writing files.
+    /// Time for which the task's kernel computes on a core of speed 1, without reading and writing files.
     pub compute: Span,
-    /// Node on which the task must run.
+    /// Node on which the task must run, if the job names a node.
     pub node: Option<NodeId>,
-    /// Resources that must be free on its node for it to run. `compute` is the time with all its cores.
+    /// Resources that must be free on the node for the task to run. `compute` is the time with all its cores.
     pub needs: Needs,
-    /// Cached result, if the task does not run.
+    /// Cost of the cached result, if the task does not run.
     pub reused: Option<Reused>,
 }
 
 impl WorkflowTask {
-    /// Returns the selection of one of its inputs.
+    /// Returns the selection of the task's input with this index.
     #[must_use]
     pub fn selection(&self, input: usize) -> &Selection {
         self.selections.get(input).unwrap_or(&Selection::WHOLE)
@@ -63,20 +63,20 @@ impl WorkflowTask {
 /// Cost of returning a cached result.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reused {
-    /// Core time.
+    /// Core time of returning the cached result.
     pub time: Span,
     /// Size of outputs that are fetched, in bytes.
     pub transferred_bytes: u64,
 }
 
-/// One file.
+/// One file of a workflow.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkflowFile {
     /// Name of the file.
     pub name: String,
-    /// Size, in bytes.
+    /// Size of the file, in bytes.
     pub size: u64,
-    /// Task that writes the file, and the index among its outputs; `None` if the file exists before the job.
+    /// Task that writes the file, and the file's index among the task's outputs; `None` if the file exists before the job.
     pub maker: Option<(usize, usize)>,
     /// Recorded node of the file before the job.
     pub home: Option<NodeId>,
@@ -89,7 +89,7 @@ pub struct WorkflowFile {
 pub struct StripedFile {
     /// Size of a stripe, in bytes.
     pub unit: u64,
-    /// Node and size in bytes of each of its parts.
+    /// Node and size in bytes of each part of the file.
     pub parts: Vec<(NodeId, u64)>,
 }
 
@@ -116,7 +116,7 @@ const TIME_NS_MAX: u64 = 100 * 365 * 86_400 * 1_000_000_000;
 /// Maximum size of all inputs and outputs of all tasks together, in bytes.
 const BYTES_MAX: u64 = 1_000_000_000_000_000_000;
 
-/// Fault in a graph, and the task with the fault.
+/// Fault in the graph of a workflow, and the task with the fault.
 #[derive(Debug)]
 pub(super) struct GraphFault {
     pub(super) task: usize,
@@ -187,7 +187,7 @@ impl Workflow {
         Ok(())
     }
 
-    /// Checks that tasks only read bytes that files have.
+    /// Checks that tasks only read bytes that their input files have.
     fn check_selections(&self) -> Result<(), GraphFault> {
         for (number, task) in self.tasks.iter().enumerate() {
             for (index, &file) in task.inputs.iter().enumerate() {
@@ -229,7 +229,7 @@ impl Workflow {
         Ok(())
     }
 
-    /// Returns the tasks whose outputs a task reads, ascending, each once.
+    /// Returns the tasks whose outputs a task reads, in ascending order without duplicates.
     pub(super) fn dependencies(&self, task: usize) -> Vec<usize> {
         let inputs = self.tasks[task].inputs.iter();
         let makers = inputs.filter_map(|&input| Some(self.files[input].maker?.0));
@@ -239,7 +239,7 @@ impl Workflow {
         makers
     }
 
-    /// Returns all tasks in an order in which dependencies precede their dependents, else by index.
+    /// Returns all tasks in an order in which dependencies precede their dependents; otherwise the order is by index.
     pub(super) fn order(&self) -> Result<Vec<usize>, GraphFault> {
         let mut dependants = vec![Vec::new(); self.tasks.len()];
         let mut missing = vec![0; self.tasks.len()];
@@ -268,9 +268,9 @@ impl Workflow {
         Err(self.circle(&missing))
     }
 
-    /// Returns the fault of one circle among the tasks with missing dependencies, from its first task on.
+    /// Returns the fault of one cycle among the tasks with missing dependencies, from its first task on.
     fn circle(&self, missing: &[usize]) -> GraphFault {
-        /// Longer circles are cut in the error.
+        /// Maximum number of tasks of a cycle that the error shows.
         const SHOWN: usize = 20;
         let stuck = |task: &usize| missing[*task] > 0;
         let mut at = (0..self.tasks.len()).find(stuck).unwrap_or(0);
@@ -298,7 +298,7 @@ impl Workflow {
         }
     }
 
-    /// Returns the same job after other work: tasks without files, which the dispatcher receives first and which become the first tasks.
+    /// Returns the same job with tasks before it that have no files; the dispatcher receives these tasks first.
     #[must_use]
     pub fn behind(mut self, others: Vec<WorkflowTask>) -> Self {
         for file in &mut self.files {
@@ -310,7 +310,7 @@ impl Workflow {
         self
     }
 
-    /// Returns the size of all inputs that a task reads, in bytes.
+    /// Returns the size of all bytes that a task reads from its inputs.
     #[must_use]
     pub fn input_bytes(&self, task: usize) -> u64 {
         let task = &self.tasks[task];

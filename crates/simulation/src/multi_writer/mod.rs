@@ -23,30 +23,30 @@ use tokio::sync::oneshot::error::TryRecvError;
 /// Longest pause between two broken streams of changes, in milliseconds.
 const CUT_PAUSE_MS: u64 = 20_000;
 
-/// Request of a client: the client, its life, its ticket.
+/// Request of a client: the client, its life, the request's ticket.
 type MountRequest = (usize, u64, u64);
 
-/// State of this simulation; see the module.
+/// State of the simulation of several mounts that write the same files.
 #[derive(Debug)]
 pub(crate) struct MultiWriter {
     dice: Dice,
     /// Whether no message is late, lost or cut.
     prompt: bool,
     model: Rc<RefCell<Model>>,
-    /// Content of objects.
+    /// Content of each object.
     contents: BTreeMap<u64, Rc<Vec<u64>>>,
     asked: Vec<(PendingNames, u64, Option<MountRequest>)>,
     mounts: BTreeMap<usize, MountKnowledge>,
     streams: u64,
 }
 
-/// The world's knowledge of a mount.
+/// State of a mount from the view of the simulated world.
 #[derive(Debug, Default)]
 struct MountKnowledge {
     written: WrittenHere,
     /// Stream of changes of the mount, with its number.
     stream: Option<(u64, ChangeStream)>,
-    /// Arrival time of the last message.
+    /// Arrival time of the last message to the mount.
     arrives: u64,
 }
 
@@ -91,7 +91,7 @@ impl MultiWriter {
         self.contents.get(&object).cloned().unwrap_or_default()
     }
 
-    /// Ends the stream of a mount that has died. The model no longer requires its writes that did not reach the server.
+    /// Ends the stream of a mount that has died. The model no longer requires the mount's writes that did not reach the server.
     fn forget(&mut self, number: usize) {
         let Some(here) = self.mounts.get_mut(&number) else {
             return;
@@ -105,7 +105,7 @@ impl MultiWriter {
 }
 
 impl World {
-    /// Begins a mount.
+    /// Starts a mount and returns its running client.
     pub(crate) fn begin_mount(&mut self, number: usize) -> Option<RunningClient> {
         let slot = &self.slots[number];
         let multi_writer = self.multi_writer.as_mut()?;
@@ -225,7 +225,7 @@ impl World {
         });
     }
 
-    /// Breaks the stream of a mount: messages on their way are lost.
+    /// Breaks the stream of changes of a mount: messages on their way are lost.
     pub(crate) fn cut_stream(&mut self, number: usize) {
         let Some(multi_writer) = &mut self.multi_writer else {
             return;
@@ -253,7 +253,7 @@ impl World {
         }
     }
 
-    /// Breaks streams of mounts at random times.
+    /// Breaks the streams of random mounts at random times.
     pub(crate) fn cut_some(&mut self) {
         let Some(multi_writer) = &mut self.multi_writer else {
             return;
@@ -267,7 +267,7 @@ impl World {
         self.later(delay, "a mount's stream breaks", World::cut_some);
     }
 
-    /// Checks that the stored content of each file at the end is the visible one, and that no state of its writing remains.
+    /// Checks that the stored content of each file at the end is the visible content, and that no state of the file's writing remains.
     pub(crate) fn check_multi_writer(&self) {
         let (Some(multi_writer), Some(server)) = (&self.multi_writer, &self.server) else {
             return;

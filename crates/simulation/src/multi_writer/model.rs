@@ -1,5 +1,5 @@
-//! Model of the bytes of files that several mounts write, from the view of programs. For each byte it records when a program began to write
-//! it, and since when all programs have to see it. It also determines which bytes must not be read any more because of newer bytes.
+//! Model of the bytes of files that several mounts write, from the view of programs. For each byte the model records when a program began
+//! to write it, and since when all programs have to see it. It also determines which bytes must not be read because of newer bytes.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -7,41 +7,41 @@ use std::ops::Range;
 /// Number of entries of a file's history that are reported.
 const HISTORY_MAX: usize = 40;
 
-/// Id for all writers of a file on one mount between its opening and its close.
+/// Id of an opening: all writers of a file on one mount between its opening and its close.
 pub(crate) type Opening = u64;
 
 /// Bytes that were written in one operation.
 #[derive(Clone, Debug)]
 struct Write {
     range: Range<u64>,
-    /// Value of the bytes; 0 means no bytes, as after the end of a file.
+    /// Value of the written bytes; 0 means no bytes, as after the end of a file.
     token: u64,
     opening: Opening,
-    /// Time at which its writer opened the file.
+    /// Time at which the writer opened the file.
     opened: u64,
     start: u64,
     /// Time since which all programs see the bytes.
     shown: Option<u64>,
-    /// Time of the close: programs that open the file later see the bytes.
+    /// Time of the writer's close: programs that open the file later see the bytes.
     closed: Option<u64>,
-    /// Whether the bytes survive all faults.
+    /// Whether the written bytes survive all faults.
     firm: bool,
 }
 
-/// Model of files; see the module. Time is counted in operations.
+/// Model of the files that several mounts write. Time is counted in operations.
 #[derive(Debug, Default)]
 pub(crate) struct Model {
     now: u64,
-    /// Begin of each opening.
+    /// Time at which each opening began.
     openings: Vec<u64>,
     files: BTreeMap<u64, Vec<Write>>,
     /// Content of each sealed version.
     sealed: BTreeMap<u64, Vec<u64>>,
-    /// Publications of the server by version and number, which are the same for all mounts.
+    /// Publications of the server by version and number, which must be the same for all mounts.
     published: BTreeMap<(u64, u64), Vec<u8>>,
-    /// Operations on each file.
+    /// Operations on each file, as text.
     history: BTreeMap<u64, Vec<String>>,
-    /// Number of reads that were compared.
+    /// Number of reads that were compared with the model.
     pub(crate) reads: u64,
 }
 
@@ -51,7 +51,7 @@ impl Model {
         self.now
     }
 
-    /// Records an operation on a file.
+    /// Records the text of an operation on a file.
     pub(crate) fn note(&mut self, ino: u64, opening: Opening, what: &str) {
         let now = self.tick();
         let text = format!("{now} opening {opening}: {what}");
@@ -69,19 +69,19 @@ impl Model {
         self.openings.len() as u64 - 1
     }
 
-    /// Sets the beginning of an opening to now.
+    /// Sets the beginning of an opening to the current time, and returns this time.
     pub(crate) fn reopen(&mut self, opening: Opening) -> u64 {
         let now = self.tick();
         self.openings[usize::try_from(opening).unwrap_or(0)] = now;
         now
     }
 
-    /// Records a write and returns the value of its bytes.
+    /// Records a write of a byte range and returns the value of the written bytes.
     pub(crate) fn write(&mut self, ino: u64, opening: Opening, range: Range<u64>) -> u64 {
         self.record(ino, opening, range, true)
     }
 
-    /// Records a truncation of a file.
+    /// Records a truncation of a file to `size` bytes.
     pub(crate) fn cut(&mut self, ino: u64, opening: Opening, size: u64) {
         self.record(ino, opening, size..u64::MAX, false);
     }
@@ -107,7 +107,7 @@ impl Model {
         writes.filter(move |write| write.opening == opening && write.start <= until)
     }
 
-    /// Makes all writes of an opening up to a time visible to reads from now on.
+    /// Makes all writes of an opening up to the time `until` visible to all reads from now on.
     pub(crate) fn show(&mut self, ino: u64, opening: Opening, until: u64) {
         let now = self.tick();
         for write in self.of(ino, opening, until) {
@@ -123,7 +123,7 @@ impl Model {
         }
     }
 
-    /// Marks all writes of an opening up to a time as surviving all faults.
+    /// Marks all writes of an opening up to the time `until` as surviving all faults.
     pub(crate) fn keep(&mut self, ino: u64, opening: Opening, until: u64) {
         self.of(ino, opening, until)
             .for_each(|write| write.firm = true);
@@ -136,8 +136,8 @@ impl Model {
             .for_each(|write| write.closed = None);
     }
 
-    /// Checks the bytes of a read. The reader opened the file at `opened` and must see all that was visible to everybody at `since`. It
-    /// must also see the writes of its own opening before a time.
+    /// Checks the bytes of a read. The reader opened the file at `opened` and must see all bytes that were visible to all programs at
+    /// `since`. It must also see the writes of its own opening before a time.
     pub(crate) fn read(
         &mut self,
         (ino, own): (u64, Option<(Opening, u64)>),
@@ -182,7 +182,7 @@ impl Model {
         }
     }
 
-    /// Makes surviving writes visible to all programs at the end.
+    /// Makes surviving writes visible to all programs at the end of the run.
     pub(crate) fn end(&mut self) {
         let now = self.tick();
         for write in self.files.values_mut().flatten() {

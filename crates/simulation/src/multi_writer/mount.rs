@@ -1,5 +1,5 @@
 //! A simulated mount whose programs read and write files that other mounts write, too. The production code (`tidemill_mount::extents`)
-//! decides which bytes are stored where. The order of requests, reports and seals follows
+//! decides which bytes are stored on which node. The order of requests, reports and seals follows
 //! `mount/src/fs/{multi_writer,sharing,seal,version,watch}.rs`.
 
 use super::model::{Model, Opening};
@@ -35,7 +35,7 @@ pub(super) struct VisibleState {
     pub(super) freshness: Freshness,
     /// Time of the last request to the server for the visible state.
     pub(super) asked: Cell<u64>,
-    /// Version that is written on this mount since. A program that has the old version open continues with this one.
+    /// Version that a program on this mount has begun to write since. A program that has the old version open continues with it.
     next: RefCell<Option<Rc<SimulatedWrite>>>,
 }
 
@@ -45,13 +45,13 @@ impl VisibleState {
     }
 }
 
-/// Log of writes on this mount, kept because other mounts may write the file, too.
+/// Log of writes on this mount, kept because other mounts may write the same file.
 #[derive(Debug)]
 pub(super) struct SharedLog {
     pub(super) seen: Rc<VisibleState>,
     pub(super) log: RefCell<WriteLog>,
     base: Option<u64>,
-    /// Whether the server has sealed the part.
+    /// Whether the server has sealed the part of this mount.
     pub(super) sealed: Cell<bool>,
 }
 
@@ -63,18 +63,18 @@ pub(super) enum WritePhase {
     Sealing,
 }
 
-/// Version that is written on this mount.
+/// Version that a program writes on this mount.
 #[derive(Debug, Default)]
 pub(super) struct SimulatedWrite {
     pub(super) ino: u64,
     pub(super) opening: Opening,
     pub(super) object: u64,
     pub(super) node: Cell<u32>,
-    /// Time since which changes that other mounts published must be visible.
+    /// Time since which changes that other mounts published must be visible to the writer.
     pub(super) opened: Cell<u64>,
     pub(super) phase: Cell<WritePhase>,
     pub(super) content: RefCell<Rc<Vec<u64>>>,
-    /// Content that has reached the node.
+    /// Content of the version that has reached the node.
     arrived: RefCell<Option<Rc<Vec<u64>>>>,
     pub(super) shared: RefCell<Option<Rc<SharedLog>>>,
     /// Whether a task is writing the content to the node. `telling` is the same for reports to the server.
@@ -107,7 +107,7 @@ impl SimulatedWrite {
         }
     }
 
-    /// Returns the extents that are reported with the seal, and the base version's size.
+    /// Returns the extents that the mount reports with the seal, and the base version's size.
     pub(super) fn last_word(&self) -> (Vec<v1::MountPublication>, Option<u64>) {
         let shared = self.shared.borrow();
         shared.as_ref().map_or((Vec::new(), None), |shared| {
@@ -128,7 +128,7 @@ pub(super) enum OpenFile {
 
 type ClientFuture = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Simulated mount; see the module.
+/// Handle of a simulated mount.
 #[derive(Clone)]
 pub(crate) struct SimulatedMount(pub(super) Rc<MountState>);
 
@@ -136,18 +136,18 @@ pub(super) struct MountState {
     pub(super) port: Port,
     pub(super) model: Rc<RefCell<Model>>,
     pub(super) calm: Rc<Cell<bool>>,
-    /// Whether the mount writes and reads objects in place.
+    /// Whether the mount writes and reads objects directly on the node's device.
     pub(super) in_place: bool,
     /// Whether no message is late or lost, so that published changes are visible at once to all programs that have the file open.
     prompt: bool,
     pub(super) written: WrittenHere,
     seen: RefCell<Vec<(u64, Weak<VisibleState>)>>,
-    /// Whether the server has reported the mount's session.
+    /// Whether the server has reported the mount's session number.
     pub(super) hears: Cell<bool>,
     begun: RefCell<Vec<ClientFuture>>,
 }
 
-/// Versions that a mount is writing, for the code that must know when the mount is killed.
+/// Versions that a mount is writing, for code that must know them when the mount is killed.
 pub(super) type WrittenHere = Rc<RefCell<BTreeMap<u64, Rc<SimulatedWrite>>>>;
 
 impl SimulatedMount {
@@ -228,7 +228,7 @@ impl SimulatedMount {
         self.0.port.sleep(time).await;
     }
 
-    /// Sends one operation until the server answers. The error is an errno.
+    /// Sends one operation to the server until it answers. The error is an errno.
     pub(super) async fn one(&self, op: Op) -> Result<Named, i32> {
         loop {
             if let WorldAnswer::Names(mut results) =
@@ -245,7 +245,7 @@ impl SimulatedMount {
         }
     }
 
-    /// Listens to the server forever.
+    /// Handles the server's messages forever.
     async fn listen(&self) {
         loop {
             while !matches!(
@@ -285,7 +285,7 @@ impl SimulatedMount {
         self.begin(async move { drop(me.0.port.ask(WorldRequest::Names(vec![op])).await) });
     }
 
-    /// Answers a question about a file that may be written on this mount; another mount has asked for the file.
+    /// Answers the server's question about a file that may be written on this mount; another mount has asked for the file.
     async fn answer(&self, news: &v1::Invalidation) {
         let of = || self.0.written.borrow().get(&news.ino).cloned();
         if let Some(written) = of().filter(|written| written.phase.get() == WritePhase::Open) {
@@ -303,7 +303,7 @@ impl SimulatedMount {
         }
     }
 
-    /// Begins to log the writes to a version.
+    /// Begins to log the writes to a version, because other mounts may write the file.
     fn share(&self, written: &SimulatedWrite) {
         if written.shared.borrow().is_some() {
             return;
@@ -456,7 +456,7 @@ impl SimulatedMount {
         written.telling.set(false);
     }
 
-    /// Writes the content to its node.
+    /// Writes the content of a version to its node.
     pub(super) async fn flush(&self, written: &SimulatedWrite) {
         while written.flushing.replace(true) {
             self.pause(2).await;
@@ -489,8 +489,8 @@ impl SimulatedMount {
         None
     }
 
-    /// Reads the bytes of a version of extents, overlaid with the unreported writes of this mount. Also returns the time at which the server
-    /// was asked for the state, and whether the state is sealed.
+    /// Reads the bytes of a version of extents, overlaid with the unreported writes of this mount. Also returns the time at which the
+    /// server was asked for the version's state, and whether the state is sealed.
     pub(super) async fn read_extents(
         &self,
         ino: u64,
@@ -712,7 +712,7 @@ pub(super) fn index(offset: u64) -> usize {
     usize::try_from(offset).unwrap_or(usize::MAX)
 }
 
-/// Copies the bytes of an extent to their position; bytes that the part does not hold are holes.
+/// Copies the bytes of an extent to their position in a file; bytes that the part does not hold are holes.
 pub(super) fn fill(bytes: &mut [u64], extent: &Extent, content: &[u64]) {
     for byte in 0..extent.length {
         let held = content.get(index(extent.at.offset + byte));

@@ -12,7 +12,7 @@ use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Number of files on which all programs work.
 const FILES: u64 = 3;
-/// Largest size of files, except by appending.
+/// Maximum size of the files, except by appending.
 const SIZE: u64 = 48;
 
 /// Way in which a file is opened for writing.
@@ -23,7 +23,7 @@ enum WriteMode {
 }
 
 impl SimulatedMount {
-    /// Runs one of the mount's programs.
+    /// Runs one of the mount's programs until it must not begin new actions.
     pub(super) async fn program(&self) {
         while !self.0.hears.get() {
             self.pause(PAUSE_MS).await;
@@ -94,7 +94,7 @@ impl SimulatedMount {
         }
     }
 
-    /// Writes to a file for a while.
+    /// Writes to a file several times while it is open.
     async fn write(&self, path: &str, how: WriteMode) {
         let Some(written) = self.open_for_writing(path, how).await else {
             return;
@@ -127,7 +127,7 @@ impl SimulatedMount {
         }
     }
 
-    /// Opens a file for writing, and creates its object.
+    /// Opens a file for writing, and creates the object of the new version.
     async fn open_for_writing(&self, path: &str, how: WriteMode) -> Option<Rc<SimulatedWrite>> {
         let (inode, object) = self.ids().await;
         let attr = self.find(path).await;
@@ -224,7 +224,7 @@ impl SimulatedMount {
         Some(())
     }
 
-    /// Returns the content of the base version.
+    /// Returns the content of a file's base version, which the new version continues.
     async fn base(&self, attr: &v1::Attr) -> Option<Vec<u64>> {
         if attr.object == 0 {
             return Some(Vec::new());
@@ -260,7 +260,7 @@ impl SimulatedMount {
         bytes
     }
 
-    /// Writes some bytes.
+    /// Writes some bytes of a file, and records the write in the model.
     async fn put(&self, written: &Rc<SimulatedWrite>, offset: u64) {
         let range = offset..offset + 1 + self.roll(12);
         let is_unheard = |shared: &Rc<SharedLog>| shared.seen.version() == 0;

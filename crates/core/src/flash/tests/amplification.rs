@@ -1,4 +1,4 @@
-//! Comparison of simulated write amplification of uniform random writes with the closed forms.
+//! Tests that compare the simulated write amplification of uniform random writes with closed forms.
 
 use super::super::ftl::{Ftl, FtlConfig};
 use super::super::gc::Collector;
@@ -8,7 +8,7 @@ use crate::random::RandomSource;
 
 const PAGES_PER_BLOCK: u32 = 64;
 
-/// Returns four chips of 256 blocks.
+/// Returns a device of four chips with 256 blocks.
 fn four_chips(over_provisioning: f64) -> DeviceSpec {
     DeviceSpec {
         channels: 2,
@@ -20,8 +20,8 @@ fn four_chips(over_provisioning: f64) -> DeviceSpec {
     }
 }
 
-/// Fills a device, ages it by random writes of three times its size, and measures over two more. Returns (write amplification, pages in use
-/// over logical pages).
+/// Fills a device, ages it by random writes of three times its size, and measures over two more times its size. Returns (write
+/// amplification, pages in use over logical pages).
 fn simulate(spec: DeviceSpec, collector: Collector) -> (f64, f64) {
     let page_bytes = u64::from(spec.page_bytes);
     let config = FtlConfig {
@@ -74,8 +74,8 @@ fn greedy_amplification_matches_closed_form() {
     }
 }
 
-/// One chip has many blocks, so the free and the open blocks hardly count. The closed form then holds for the nominal
-/// over-provisioning of the device.
+/// One chip has many blocks, so the free and the open blocks hardly count. The closed form then holds for the nominal over-provisioning of
+/// the device.
 #[test]
 fn greedy_matches_closed_form_by_nominal_over_provisioning() {
     for over_provisioning in [0.07, 0.15, 0.28, 0.5] {
@@ -125,7 +125,7 @@ fn cost_benefit_is_near_oldest_first_on_uniform_writes() {
     }
 }
 
-/// Nine of ten writes hit a tenth of the pages: age helps with such data.
+/// Nine of ten writes hit a tenth of the pages: choosing blocks by age pays with such data.
 #[test]
 fn cost_benefit_beats_greedy_where_some_data_is_cold() {
     let skewed = |collector| {

@@ -1,4 +1,4 @@
-//! Tests of requests and analysis on one device: the delays that the paper promises, and the effects of the modes.
+//! Tests of requests and analysis on one device: the delays that the Active Flash paper states, and the effects of the modes.
 
 use crate::time::{Span, Time};
 use proptest::prelude::*;
@@ -13,7 +13,7 @@ use crate::random::RandomSource;
 
 const MIB: u64 = 1 << 20;
 
-/// Returns 8 chips on 4 channels, 256 MiB, pages of 8 KiB.
+/// Returns a device of 8 chips on 4 channels, 256 MiB, with pages of 8 KiB.
 fn device(config: FtlConfig) -> Ftl {
     let spec = DeviceSpec {
         channels: 4,
@@ -40,7 +40,7 @@ fn kernel(mode: Mode, bytes_per_s: u64, resident: u64) -> Analysis {
 }
 
 /// Analyses 100 MiB twenty times while single pages are read at intervals. The reads are so rare that the start of a slice does not predict
-/// the next request (every 20 slices; every 4 the mean would be 4 % higher, since each request makes a slice start).
+/// the next request (one read every 20 slices; with one every 4, the mean would be 4 % higher, since each request makes a slice start).
 fn sparse_reads(mode: Mode, bytes_per_s: u64) -> Report {
     let mut ftl = device(FtlConfig::default());
     ftl.write(0, 100 * MIB).unwrap();
@@ -58,7 +58,7 @@ fn sparse_reads(mode: Mode, bytes_per_s: u64) -> Report {
     run(&mut ftl, &requests, Some(&analysis), Span(0)).unwrap()
 }
 
-/// The kernels of Table 7, by their compute time for 100 MB, and those of Table 3 on the ARM core.
+/// The kernels of Table 7 of the paper, by their compute time for 100 MB, and the kernels of Table 3 on the ARM core.
 const KERNELS: [(&str, u64); 11] = [
     ("max", 1000 * MIB / 198),
     ("mean", 1000 * MIB / 221),
@@ -131,8 +131,8 @@ fn idle_device_analyses_as_fast_as_table_7() {
     }
 }
 
-/// The kernel sees the bytes in memory without reading flash. These bytes are the sum of the bytes that it computes
-/// during the burst and the bytes that memory holds when the burst ends.
+/// The kernel sees the bytes in memory without reading flash. These bytes are the sum of the bytes that the kernel computes during the
+/// burst and the bytes that memory holds when the burst ends.
 #[test]
 fn write_time_analysis_reads_back_only_bytes_beyond_memory() {
     let (rate, kernel_rate, dram) = (20 * MIB, 5 * MIB, 16 * MIB);

@@ -1,5 +1,5 @@
-//! Tests of the translation layer against a flash that allows one programming of a page between erases, and against a map of the host's
-//! last writes.
+//! Tests of the translation layer against a model flash that allows one programming of a page between erases, and against a map of the
+//! host's last writes.
 
 use std::collections::BTreeMap;
 
@@ -11,7 +11,7 @@ use super::model::host::RangeError;
 use super::small;
 use crate::random::RandomSource;
 
-/// Content of each physical page: (logical page, version).
+/// Content of each physical page of the model flash: (logical page, version).
 struct Flash {
     pages: Vec<Option<(u32, u64)>>,
     pages_per_block: u32,

@@ -1,4 +1,4 @@
-//! Tests of the ledger: its numbers follow from the written bytes, and survive a restart.
+//! Tests of the flash ledger: its numbers follow from the written bytes, and survive a restart.
 
 use proptest::prelude::*;
 
@@ -107,8 +107,7 @@ fn rewritten(object_bytes: u64) -> (f64, f64) {
     (amplification, alpha)
 }
 
-/// Objects of one page and objects of a quarter of a page amplify alike and match the closed form: the coarse page has
-/// no effect.
+/// Objects of one page and objects of a quarter of a page have the write amplification of the closed form: the coarse page has no effect.
 #[test]
 fn random_rewriting_amplifies_like_closed_form() {
     for object_bytes in [65_536, 16_384] {
@@ -248,7 +247,7 @@ fn ledger_snapshot_is_small_and_versioned() {
     assert_eq!(refused(&[]), SnapshotError::Truncated(0));
 }
 
-/// A snapshot that the first version wrote stays readable. A change of the format needs a new version.
+/// A snapshot that the first version of the layout wrote stays readable. A change of the layout needs a new version.
 #[test]
 fn ledger_restores_snapshot_of_first_version() {
     let mut ledger = FlashLedger::restore(include_bytes!("ledger-v1.snapshot")).unwrap();

@@ -1,5 +1,5 @@
-//! Tests of the flash model against references: a flash that refuses invalid operations like a real one, published write amplification, and
-//! the device's promises on delay.
+//! Tests of the flash model against references: a model flash that refuses invalid operations like a real device, published write
+//! amplification, and the documented limits of request delays.
 
 mod amplification;
 mod device;

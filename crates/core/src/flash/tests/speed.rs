@@ -52,10 +52,10 @@ fn random_writes(ftl: &mut Ftl, source: &mut RandomSource, count: u32) {
     }
 }
 
-/// Prints page writes per second, counted by the host.
+/// Prints page writes of the host per second of computing time.
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
-fn speed_of_translation() -> Result<(), GeometryError> {
+fn speed_of_flash_translation_layer() -> Result<(), GeometryError> {
     for (name, blocks) in [("1 GiB", 18), ("64 GiB", 1096)] {
         let over_provisioning = if blocks < 100 { 0.25 } else { 0.07 };
         let mut ftl = device(blocks, over_provisioning, Collector::Greedy)?;
@@ -100,8 +100,8 @@ fn speed_of_translation() -> Result<(), GeometryError> {
     Ok(())
 }
 
-/// Compares the simulation with the closed form, on one chip of 4,096 blocks (few blocks are free or open) and on 32
-/// chips of 137 blocks (many blocks are free or open).
+/// Compares the simulation with the closed form, on a device of one chip with 4,096 blocks (few blocks are free or open) and on a device of
+/// 32 chips with 137 blocks (many blocks are free or open).
 #[test]
 #[ignore = "prints a table, and takes minutes without --release"]
 fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
@@ -137,7 +137,7 @@ fn simulated_amplification_against_closed_form() -> Result<(), GeometryError> {
     Ok(())
 }
 
-/// Returns (write amplification, mean pages in use over logical pages) after three device sizes of random writes, over one more.
+/// Ages a device by three times its size of random writes. Returns (write amplification, mean pages in use over logical pages) of a fourth.
 fn steady_state(spec: DeviceSpec, collector: Collector) -> Result<(f64, f64), GeometryError> {
     let config = FtlConfig {
         collector,

@@ -1,4 +1,4 @@
-//! Tests of levelling.
+//! Tests of wear levelling.
 
 use super::super::ftl::{Ftl, FtlConfig};
 use super::small;

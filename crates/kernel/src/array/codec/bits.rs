@@ -3,13 +3,13 @@
 
 use super::{DecodeFailure, InnerDecompressor};
 
-/// Default size of a block in bytes, and minimum number of elements in a block.
+/// Default size of a block in bytes; the next constant is the minimum number of elements in a block.
 const BLOCK_BYTES: usize = 8192;
 const BLOCK_ELEMENTS_MIN: usize = 128;
 
 const CORRUPT: DecodeFailure = DecodeFailure::Data("the bytes are corrupt, or are no such data");
 
-/// Compression of the bits of a block.
+/// Compression of a block after its bits are grouped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BitCompression {
     No,
@@ -18,7 +18,7 @@ pub(super) enum BitCompression {
 }
 
 impl BitCompression {
-    /// Returns the compression for the filter's fifth parameter.
+    /// Returns the compression for the fifth parameter of HDF5's filter.
     pub(super) fn numbered(number: u32) -> Option<Self> {
         Some(match number {
             0 => Self::No,
@@ -29,7 +29,7 @@ impl BitCompression {
     }
 }
 
-/// Reverses one block of elements of `size` bytes; the number of elements is a multiple of 8.
+/// Reverses the grouping of bits in one block of elements of `size` bytes; the number of elements must be a multiple of 8.
 pub(super) fn unshuffle(from: &[u8], size: usize, to: &mut [u8]) {
     let row = from.len() / size / 8;
     for byte in 0..size {
@@ -47,7 +47,7 @@ pub(super) fn unshuffle(from: &[u8], size: usize, to: &mut [u8]) {
     }
 }
 
-/// Transposes a matrix of 8 × 8 bits (Hacker's Delight, section 7-3).
+/// Returns the transpose of a matrix of 8 × 8 bits (Hacker's Delight, section 7-3).
 fn transposed(mut bits: u64) -> u64 {
     for (shift, mask) in [
         (7, 0x00aa_00aa_00aa_00aa),

@@ -17,7 +17,7 @@ const SHUFFLE: u8 = 1;
 const BITSHUFFLE: u8 = 2;
 const TRUNCATED: u8 = 4;
 
-/// Reads a number of four bytes, which may not be negative.
+/// Reads a number of four bytes, which must not be negative.
 fn number(bytes: &[u8], at: usize) -> Result<usize, DecodeFailure> {
     let word = bytes.get(at..).and_then(<[u8]>::first_chunk::<4>);
     let number = i32::from_le_bytes(*word.ok_or(CORRUPT)?);
@@ -32,7 +32,7 @@ fn big(bytes: &[u8], at: usize, length: usize) -> Result<usize, DecodeFailure> {
     usize::try_from(number).map_err(|_| CORRUPT)
 }
 
-/// Decodes a frame or chunk; returns the number of bytes.
+/// Decodes a Blosc frame or chunk to the beginning of `to`; returns the number of bytes.
 pub(super) fn decode(
     input: &[u8],
     to: &mut [u8],
@@ -44,16 +44,16 @@ pub(super) fn decode(
     }
 }
 
-/// Header of a chunk.
+/// Header of a Blosc chunk.
 struct BloscHeader {
     version: u8,
     flags: u8,
     size: usize,
     bytes: usize,
     block: usize,
-    /// Filters of blocks, first to last.
+    /// Filters of the chunk's blocks, first to last.
     filters: [u8; 6],
-    /// 1 zeros, 2 not a number, 3 one value, 4 never written; 0 none of these.
+    /// Kind of the chunk's constant values: 1 zeros, 2 not a number, 3 one value, 4 never written; 0 if the chunk stores values.
     special: u8,
     length: usize,
 }
@@ -90,7 +90,7 @@ impl BloscHeader {
         Ok(header)
     }
 
-    /// Returns the number of streams of a block.
+    /// Returns the number of compressed streams of a block.
     fn streams(&self, block: usize) -> usize {
         let dense = self.flags & 0x10 != 0 || block < self.block;
         let old = self.version <= 2 && (self.size > 16 || self.block / self.size < 128);
@@ -167,7 +167,7 @@ fn chunk(
     Ok(header.bytes)
 }
 
-/// Expands a chunk in short form.
+/// Expands a chunk of constant values.
 fn special(kind: u8, size: usize, input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
     let nan: &[u8] = if size == 4 {
         &[0, 0, 0xc0, 0x7f]
@@ -298,7 +298,7 @@ struct BloscGrid {
 }
 
 impl BloscGrid {
-    /// Reads the layout from a frame's header; `None` if the bytes are already in order.
+    /// Reads the layout of blocks from a frame's header; `None` if the bytes are already in order.
     fn read(head: &[u8], size: usize) -> Result<Option<Self>, DecodeFailure> {
         let Some(name) = head.windows(5).position(|bytes| bytes == b"\xa4b2nd") else {
             return Ok(None);
@@ -329,7 +329,7 @@ impl BloscGrid {
         Ok(Some(Self { shape, block, size }))
     }
 
-    /// Reorders blocks into rows; returns the number of bytes.
+    /// Reorders the values of blocks into rows; returns the number of bytes.
     fn turn(&self, blocks: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
         let product = |sizes: &[usize]| {
             let mut sizes = sizes.iter().chain([&self.size]);
@@ -358,7 +358,7 @@ impl BloscGrid {
         Ok(bytes)
     }
 
-    /// Copies the rows of one block whose first element is at `first`.
+    /// Copies the rows of the block whose first element is at `first` to their positions in the array.
     fn put(&self, block: &[u8], first: &[usize], to: &mut [u8]) {
         let last = self.shape.len() - 1;
         let length = self.block[last].min(self.shape[last] - first[last]) * self.size;
@@ -379,7 +379,7 @@ impl BloscGrid {
     }
 }
 
-/// Returns the indices of the element of this number, the last dimension first.
+/// Returns the indices of the element with this number, the last dimension first.
 fn places(mut number: usize, sizes: &[usize]) -> Vec<usize> {
     let mut places: Vec<usize> = (sizes.iter().rev())
         .map(|size| {

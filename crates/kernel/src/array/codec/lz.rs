@@ -1,10 +1,10 @@
-//! Small relatives of LZ77: LZF, as in h5py, and BloscLZ.
+//! Decompressors of small variants of LZ77: LZF, as in h5py, and BloscLZ.
 
 use super::DecodeFailure;
 
 const CORRUPT: DecodeFailure = DecodeFailure::Data("the bytes are corrupt, or are no such data");
 
-/// Input and output of a decompressor, within their bounds.
+/// Input and output of a decompressor; all accesses are checked against their bounds.
 struct Decompression<'a> {
     input: &'a [u8],
     to: &'a mut [u8],
@@ -68,7 +68,7 @@ pub(super) fn lzf(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
 
 /// Decompresses BloscLZ; returns the number of bytes.
 pub(super) fn blosclz(input: &[u8], to: &mut [u8]) -> Result<usize, DecodeFailure> {
-    /// A longer distance has two more bytes.
+    /// Maximum distance in two bytes; a longer distance has two more bytes.
     const NEAR_MAX: usize = 8191;
     let mut copy = Decompression { input, to, made: 0 };
     // The first instruction is always a literal.

@@ -5,7 +5,7 @@ use super::Codec;
 use crate::array::{ArrayError, ArrayOperation, ArraySpec, Dtype, Reducer};
 use proptest::prelude::*;
 
-/// Contents of a sample.
+/// Contents of a sample file.
 struct Sample {
     name: String,
     spec: ArraySpec,
@@ -90,7 +90,7 @@ fn samples() -> Vec<Sample> {
 }
 
 #[test]
-fn samples_of_libraries_are_decoded() {
+fn codecs_decode_sample_files_of_real_libraries() {
     let mut reducer = Reducer::default();
     for sample in samples() {
         let found = reducer.reduce(&sample.spec, &sample.stored);
@@ -107,7 +107,7 @@ fn samples_of_libraries_are_decoded() {
 }
 
 #[test]
-fn decode_beyond_array_size_is_refused() {
+fn codecs_refuse_data_larger_than_array() {
     for sample in samples() {
         for less in [1, 7, sample.values.len() as u64 - 1] {
             let spec = ArraySpec {
@@ -127,7 +127,7 @@ fn decode_beyond_array_size_is_refused() {
 
 proptest! {
     #[test]
-    fn corrupt_bytes_are_refused_or_decode_to_same_length(
+    fn codecs_refuse_corrupt_bytes_or_decode_to_same_length(
         which in any::<prop::sample::Index>(),
         cuts in proptest::collection::vec((any::<prop::sample::Index>(), any::<u8>(), any::<bool>()), 1..5),
         cut in any::<Option<prop::sample::Index>>(),

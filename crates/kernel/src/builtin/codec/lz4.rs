@@ -1,8 +1,8 @@
 //! Frame format of LZ4, version 1.6.1 of its description: frames of blocks that may refer to the 64 KiB before them, with checksums
-//! (xxHash-32) of header, blocks and content, and frames to be skipped. The library handles the blocks themselves.
+//! (xxHash-32) of header, blocks and content, and skippable frames. The library decodes the blocks themselves.
 //!
-//! The library's frames (`lz4_flex::frame` 0.14) are not used: its decoder pulls its input, but kernels are pushed, and it accepts a file
-//! that is cut off between two blocks as complete; its encoder has one thread.
+//! The library's frame codec (`lz4_flex::frame` 0.14) is not used: its decoder pulls its input, but kernels receive their input in pushes,
+//! and it accepts a file that is cut off between two blocks as complete; its encoder has one thread.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -17,13 +17,13 @@ const FORMAT: &str = "lz4";
 
 const MAGIC: u32 = 0x184d_2204;
 
-/// Magic numbers of frames to be skipped, without their last four bits.
+/// Magic numbers of skippable frames, without their last four bits.
 const MAGIC_SKIPPED: u32 = 0x184d_2a50;
 
-/// Magic number of the format before frames.
+/// Magic number of the legacy format without frames.
 const MAGIC_LEGACY: u32 = 0x184c_2102;
 
-/// Version 1, in the first two bits of the flags.
+/// Version 1 of the frame format, in the first two bits of the flags.
 const VERSION: u8 = 0b0100_0000;
 const INDEPENDENT: u8 = 0b0010_0000;
 const BLOCK_SUMS: u8 = 0b0001_0000;
@@ -38,11 +38,11 @@ const PLAIN: u32 = 1 << 31;
 /// Maximum distance to which a block refers back, in bytes.
 const WINDOW: usize = 64 << 10;
 
-/// Size of the largest blocks in bytes, and their number in a header.
+/// Maximum size of a block in bytes; the next constant is the number of this size in a header.
 const BLOCK_BYTES: usize = 4 << 20;
 const BLOCK_SIZE: u8 = 7;
 
-/// Compresses to one frame of independent blocks of 4 MiB, with a checksum of the content.
+/// Compresses input to one frame of independent blocks of 4 MiB, with a checksum of the content.
 #[derive(Clone, Debug, Default)]
 pub(super) struct FrameWriter {
     sum: ContentChecksum,
@@ -119,30 +119,30 @@ impl pack::BlockFormat for FrameWriter {
     }
 }
 
-/// Returns the second byte of the checksum of a header without its magic number.
+/// Returns the checksum byte of a frame header: the second byte of the checksum of the header without its magic number.
 fn header_sum(header: &[u8]) -> u8 {
     XxHash32::oneshot(0, header).to_le_bytes()[1]
 }
 
-/// Next item of a frame.
+/// Next item of a frame to be read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum FrameItem {
-    /// Magic number and two bytes (or half the length, if the frame is skipped).
+    /// Magic number and two bytes (or half the length, if the frame is skippable).
     #[default]
     Start,
-    /// Rest of a header.
+    /// Rest of a frame's header.
     Header,
-    /// Rest of the length of a frame to be skipped.
+    /// Rest of the length of a skippable frame.
     Length,
-    /// Size of a block.
+    /// Size field of a block.
     Size,
-    /// Block with this mark, and its checksum.
+    /// Block with this size field, and its checksum.
     Block(u32),
-    /// Checksum of the content.
+    /// Checksum of the frame's content.
     Sum,
 }
 
-/// Decompresses frames.
+/// Decompresses a series of frames.
 #[derive(Debug, Default)]
 pub(super) struct Frames {
     next: FrameItem,
@@ -150,14 +150,14 @@ pub(super) struct Frames {
     held: Vec<u8>,
     /// Number of input bytes before the next item.
     taken: u64,
-    /// Whether there was any frame.
+    /// Whether any frame was read.
     some: bool,
     header: FrameHeader,
-    /// Number of bytes to skip before the next item.
+    /// Number of input bytes to skip before the next item.
     skipped: u64,
     sum: ContentChecksum,
     given: u64,
-    /// Last 64 KiB, if blocks refer to them.
+    /// Last 64 KiB of output, if blocks refer to them.
     window: Vec<u8>,
     unpacked: Vec<u8>,
 }
@@ -165,7 +165,7 @@ pub(super) struct Frames {
 /// Header of a frame.
 #[derive(Debug, Default)]
 struct FrameHeader {
-    /// First six bytes.
+    /// First six bytes of the frame.
     start: [u8; 6],
     flags: u8,
     block_bytes: usize,
@@ -173,7 +173,7 @@ struct FrameHeader {
 }
 
 impl Frames {
-    /// Returns the number of bytes of the next item.
+    /// Returns the number of bytes of the frame's next item.
     fn needed(&self) -> usize {
         let flag = |flag, bytes| usize::from(self.header.flags & flag != 0) * bytes;
         match self.next {
@@ -285,7 +285,7 @@ impl Frames {
         Ok(FrameItem::Size)
     }
 
-    /// Processes the next item.
+    /// Processes the next item of the frame, all of whose bytes have arrived.
     fn item(&mut self, item: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let next = match (self.next, item) {
             (FrameItem::Start, _) => self.start(item)?,

@@ -1,9 +1,9 @@
 //! Kernels that compress and decompress: `gzip zstd lz4 bzip2` and `gunzip unzstd unlz4 bunzip2`, in the file formats of the programs of
-//! these names. All inputs are one content. Corrupt or truncated data is an error, at the latest at its end, so no part of such a result
-//! is kept. The memory does not depend on the sizes that a file declares.
+//! these names. All inputs form one content. Corrupt or truncated data is an error, at the latest at its end, so no part of such a result
+//! is kept. The memory that the kernels use does not depend on the sizes that a file declares.
 //!
 //! `gzip` and `bzip2` write members of 1 MiB and of one block, like pigz and pbzip2, and `lz4` writes independent blocks of 4 MiB, so
-//! `threads=` can be more than one. The result does not depend on the number of threads (that of `zstd` depends on whether it is one).
+//! `threads=` can be more than one. The result does not depend on the number of threads (but `zstd` distinguishes one from several).
 
 mod lz4;
 mod pack;
@@ -33,7 +33,7 @@ macro_rules! kernel {
     };
 }
 
-/// This group's part of the table.
+/// Kernels that compress and decompress, for the table of built-in kernels.
 pub(super) const KERNELS: &[BuiltinKernel] = &[
     kernel!(
         "gzip",
@@ -147,7 +147,7 @@ fn corrupt(format: &'static str, offset: u64, what: impl Into<String>) -> Builti
     }
 }
 
-/// Writes a piece and clears it.
+/// Writes a piece of output and clears it.
 fn give(piece: &mut Vec<u8>, out: &mut dyn Write) -> Result<(), BuiltinError> {
     out.write_all(piece).map_err(BuiltinError::Write)?;
     piece.clear();

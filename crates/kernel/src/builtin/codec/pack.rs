@@ -1,4 +1,4 @@
-//! Compressors.
+//! Compressors: `gzip`, `bzip2`, `zstd` and the batching of blocks.
 
 use std::fmt::Debug;
 use std::io::{self, Write};
@@ -11,41 +11,41 @@ use super::{BuiltinError, PIECE_BYTES, give};
 use crate::fold::Stream;
 use crate::threads::{Pile, in_threads};
 
-/// Number of blocks for each thread at a time, if there are several threads.
+/// Number of blocks that each thread compresses at a time, if there are several threads.
 const BLOCKS_A_THREAD: usize = 4;
 
-/// Compresses a block and appends the result to a vector.
+/// Function that compresses a block and appends the result to a vector.
 pub(super) type BlockCompressor<'a> = Box<dyn FnMut(&[u8], &mut Vec<u8>) -> io::Result<()> + 'a>;
 
-/// Format whose blocks are compressed independently.
+/// Compressed format whose blocks are compressed independently.
 pub(super) trait BlockFormat: Send + Sync + Debug {
-    /// Returns the size of a block in bytes; only the last block is shorter.
+    /// Returns the size of an uncompressed block in bytes; only the last block is shorter.
     fn block_bytes(&self) -> usize;
 
-    /// Returns a compressor for one thread.
+    /// Returns a block compressor for one thread.
     fn worker(&self) -> BlockCompressor<'_>;
 
-    /// Writes the bytes before all blocks.
+    /// Writes the bytes of the format before all blocks.
     fn head(&mut self, _: &mut Vec<u8>) {}
 
-    /// Receives all blocks, in order.
+    /// Receives the uncompressed blocks, in order.
     fn took(&mut self, _: &[u8]) {}
 
-    /// Writes the bytes after all blocks.
+    /// Writes the bytes of the format after all blocks.
     fn tail(&mut self, _: &mut Vec<u8>) {}
 
-    /// Returns whether an empty content has one block, an empty one.
+    /// Returns whether an empty content consists of one empty block.
     fn none_is_a_block(&self) -> bool {
         true
     }
 }
 
-/// Compresses block by block.
+/// Compresses input block by block.
 #[derive(Debug)]
 pub(super) struct Packer<B> {
     blocks: B,
     threads: usize,
-    /// Bytes that are less than a batch of blocks.
+    /// Input bytes that are less than a batch of blocks.
     held: Vec<u8>,
     begun: bool,
 }
@@ -60,7 +60,7 @@ impl<B: BlockFormat> Packer<B> {
         }
     }
 
-    /// Returns the number of bytes that are compressed at a time.
+    /// Returns the number of input bytes that are compressed at a time.
     fn batch_bytes(&self) -> usize {
         let blocks = if self.threads == 1 {
             1
@@ -70,7 +70,7 @@ impl<B: BlockFormat> Packer<B> {
         self.blocks.block_bytes() * blocks
     }
 
-    /// Compresses whole blocks, or the last one.
+    /// Compresses whole blocks, or the last block.
     fn batch(&mut self, bytes: &[u8], out: &mut dyn Write) -> Result<(), BuiltinError> {
         let mut packed = Vec::new();
         if !self.begun {
@@ -94,7 +94,7 @@ impl<B: BlockFormat> Packer<B> {
         Ok(())
     }
 
-    /// Returns the compressed blocks, in order.
+    /// Returns the compressed blocks of some input, in order.
     fn in_parallel(&self, bytes: &[u8]) -> io::Result<Vec<Vec<u8>>> {
         let blocks: Vec<_> = bytes
             .chunks(self.blocks.block_bytes())
@@ -156,7 +156,7 @@ impl<B: BlockFormat> Stream for Packer<B> {
     }
 }
 
-/// Members of gzip (RFC 1952).
+/// Format of gzip members (RFC 1952).
 #[derive(Debug)]
 pub(super) struct Gzip {
     level: CompressionLvl,
@@ -166,7 +166,7 @@ pub(super) struct Gzip {
 const MEMBER_BYTES: usize = 1 << 20;
 
 impl Gzip {
-    /// Makes a compressor with a level from 1 to 12.
+    /// Returns a gzip compressor with a level from 1 to 12.
     pub(super) fn new(level: i32) -> Self {
         let level = CompressionLvl::new(level).expect("the level was checked");
         Self { level }
@@ -190,14 +190,14 @@ impl BlockFormat for Gzip {
     }
 }
 
-/// Streams of bzip2 of one block each.
+/// Format of bzip2 streams of one block each.
 #[derive(Debug)]
 pub(super) struct Bzip2 {
     level: u32,
 }
 
 impl Bzip2 {
-    /// Makes a compressor with a level from 1 to 9.
+    /// Returns a bzip2 compressor with a level from 1 to 9.
     pub(super) fn new(level: i32) -> Self {
         Self {
             level: level.unsigned_abs(),
@@ -226,7 +226,7 @@ impl BlockFormat for Bzip2 {
     }
 }
 
-/// One frame of zstd, with a checksum.
+/// Compresses input to one frame of zstd, with a checksum.
 pub(super) struct Zstd {
     encoder: Encoder<'static>,
     packed: Vec<u8>,
@@ -250,7 +250,7 @@ impl Zstd {
         Ok(Self { encoder, packed })
     }
 
-    /// Writes the buffer if it is full.
+    /// Writes the output buffer if it is full.
     fn space(&mut self, out: &mut dyn Write) -> Result<(), BuiltinError> {
         if self.packed.len() == self.packed.capacity() {
             give(&mut self.packed, out)?;

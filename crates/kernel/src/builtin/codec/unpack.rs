@@ -15,41 +15,41 @@ use crate::fold::Stream;
 pub(super) struct DecoderStep {
     read: usize,
     written: usize,
-    /// Whether a member ended: another member follows, or the end.
+    /// Whether a member ended: another member follows, or the end of the input.
     ended: bool,
 }
 
-/// Decoder of members, which may follow each other.
+/// Decoder of a format's members, which may follow each other.
 pub(super) trait Decode: Send + Debug {
     const FORMAT: &'static str;
     /// Whether zeros may follow the last member, as on tapes.
     const PADDED: bool = false;
 
-    /// Decodes from `input` to `output` until one of them is at its end, or a member is.
+    /// Decodes from `input` to `output` until `input` is consumed, `output` is full or a member has ended.
     fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecoderStep, String>;
 
-    /// Prepares for another member.
+    /// Prepares the decoder for another member.
     fn again(&mut self);
 }
 
-/// Position of a decoder.
+/// Position of a decoder in its input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DecoderPhase {
-    /// Before the first member.
+    /// Before the first member of the input.
     Begin,
     Within,
-    /// After a member.
+    /// After a member of the input.
     Between,
     /// In zeros after the last member.
     Padding,
 }
 
-/// Decompresses in an amount of memory that does not depend on the content.
+/// Decompresses members in an amount of memory that does not depend on the content.
 #[derive(Debug)]
 pub(super) struct Unpacker<D> {
     decode: D,
     place: DecoderPhase,
-    /// Number of input bytes so far.
+    /// Number of input bytes consumed so far.
     taken: u64,
     unpacked: Vec<u8>,
     filled: usize,
@@ -66,7 +66,7 @@ impl<D: Decode> Unpacker<D> {
         }
     }
 
-    /// Returns whether a member begins or continues; false if only zeros follow.
+    /// Returns whether a member begins or continues; false if only zeros follow the last member.
     fn turn(&mut self, first: u8) -> Result<bool, BuiltinError> {
         match self.place {
             DecoderPhase::Begin => self.place = DecoderPhase::Within,
@@ -138,11 +138,11 @@ fn length(count: u64) -> usize {
     usize::try_from(count).expect("counts of bytes in memory fit")
 }
 
-/// Members of gzip; checks their checksums and lengths.
+/// Decoder of gzip members, which checks their checksums and lengths.
 #[derive(Debug)]
 pub(super) struct Gunzip(Inflate);
 
-/// Window of gzip, as a power of two.
+/// Window size of gzip, as a power of two.
 const WINDOW: u8 = 15;
 
 impl Gunzip {
@@ -171,7 +171,7 @@ impl Decode for Gunzip {
     }
 }
 
-/// Streams of bzip2.
+/// Decoder of bzip2 streams.
 pub(super) struct Bunzip2(Bzip2);
 
 impl Debug for Bunzip2 {
@@ -205,7 +205,7 @@ impl Decode for Bunzip2 {
     }
 }
 
-/// Frames of zstd, with windows of up to 128 MiB.
+/// Decoder of zstd frames, with windows of up to 128 MiB.
 pub(super) struct Unzstd(Decoder<'static>);
 
 impl Debug for Unzstd {

@@ -3,7 +3,7 @@ use super::*;
 const HEADER: usize = 80;
 const CHUNK: usize = 65_536 + 16;
 
-/// Returns a file with a key, and the argument that names it.
+/// Returns a file that contains a key, and the argument `key=` that names the file.
 fn key(content: &[u8]) -> (Files, String) {
     let file = files(&[content.to_vec()]);
     let arg = format!("key={}", file.names[0]);
@@ -15,7 +15,7 @@ fn encrypted(content: &[u8], arg: &str) -> Vec<u8> {
 }
 
 #[test]
-fn content_decrypts_only_with_its_key() {
+fn decrypt_succeeds_only_with_key_of_encryption() {
     let (_file, arg) = key(&[7; 32]);
     let (_other, wrong) = key(&[8; 32]);
     for length in [0, 1, 65_535, 65_536, 65_537, 200_000, 2_000_000] {
@@ -39,7 +39,7 @@ fn content_decrypts_only_with_its_key() {
 }
 
 #[test]
-fn key_input_is_not_encrypted() {
+fn encrypt_leaves_out_input_that_holds_the_key() {
     let all = files(&[b"one ".to_vec(), [7; 32].to_vec(), b"two".to_vec()]);
     let arg = [format!("key={}", all.names[1])];
     let mut secret = Vec::new();
@@ -104,7 +104,7 @@ fn decrypt_refuses_changed_bytes() {
     assert!(error.contains("encrypt did not write it"), "{error}");
 }
 
-/// Version 1 stays readable: version 1 of the kernel wrote the fixture.
+/// Files of version 1 of the format stay readable: version 1 of the kernel wrote the fixture.
 #[test]
 fn decrypt_reads_version_1() {
     let (_file, arg) = key(&[7; 32]);

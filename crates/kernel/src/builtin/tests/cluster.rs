@@ -83,7 +83,7 @@ fn pca_of_values_far_from_zero_keeps_error_bound() {
     );
 }
 
-/// Checks covariances, which follow from variances and directions, against exact ones.
+/// Checks covariances, which follow from variances and directions, against exact covariances.
 fn keep_bound(found: &[Vec<f64>], values: &[f64], bound: f64) {
     for first in 0..3 {
         for second in 0..3 {
@@ -142,7 +142,7 @@ fn pca_of_narrow_values_keeps_error_bound() {
 }
 
 #[test]
-fn rows_with_nan_are_skipped_if_missing_else_refused() {
+fn matrix_rows_with_nan_are_skipped_if_missing_else_refused() {
     let mut values = rows(2000, &[[1.0, 2.0, 3.0]]);
     let whole = run("pca", &["columns=3"], &[doubles(&values)]).unwrap();
     let missing: Vec<f64> = values
@@ -224,7 +224,7 @@ proptest! {
     }
 }
 
-/// Lloyd's algorithm, without optimisations.
+/// Returns the result of Lloyd's algorithm without optimisations.
 fn lloyd(
     values: &[f64],
     columns: usize,

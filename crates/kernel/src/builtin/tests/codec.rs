@@ -7,7 +7,7 @@ fn content() -> Vec<u8> {
         .collect()
 }
 
-/// Kernels that compress, and those that decompress, with fixtures.
+/// Kernels that compress, kernels that decompress, and fixtures for each pair.
 const CODECS: [(&str, &str, &[&[u8]]); 4] = [
     (
         "gzip",
@@ -37,7 +37,7 @@ const CODECS: [(&str, &str, &[&[u8]]); 4] = [
     ),
 ];
 
-/// Returns bytes that are neither all alike nor random, longer than a block of all formats.
+/// Returns bytes that are neither all alike nor random, more than a block of each format.
 fn long() -> Vec<u8> {
     let mut chance = vec![0; 2_200_000];
     blake3::Hasher::new().finalize_xof().fill(&mut chance);
@@ -135,7 +135,7 @@ fn decompressor_errors_name_cause() {
     assert!(error.contains("legacy"), "{error}");
 }
 
-/// Counts its input, and accepts no large pieces.
+/// Writer that counts its input, and accepts no large pieces.
 struct Count(u64);
 
 impl Write for Count {

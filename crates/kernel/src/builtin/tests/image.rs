@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn edges_keep_form_of_image() {
+fn edges_kernel_writes_image_in_format_of_input() {
     let mut pixels = vec![0; 6 * 4];
     pixels
         .iter_mut()

@@ -1,4 +1,4 @@
-//! Checks the merge invariance of folds for all folds that are no statistics; `statistics` checks those.
+//! Checks the merge invariance of all folds that are not statistics; the module `statistics` checks statistics.
 
 use proptest::prelude::*;
 
@@ -8,7 +8,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn text_folds_are_independent_of_pieces(
+    fn text_fold_results_are_independent_of_pieces(
         text in proptest::collection::vec(prop_oneof![
             4 => Just(b'a'), 2 => Just(b'b'), 2 => Just(b' '), 1 => Just(b'\n'), 1 => any::<u8>(),
         ], 0..400),
@@ -21,7 +21,7 @@ proptest! {
     }
 
     #[test]
-    fn value_folds_are_independent_of_pieces(
+    fn value_fold_results_are_independent_of_pieces(
         values in prop_oneof![
             proptest::collection::vec(prop_oneof![(-9..9_i32).prop_map(f64::from), Just(f64::NAN), Just(f64::INFINITY)], 0..40),
             proptest::collection::vec((-99..99_i32).prop_map(f64::from), 5000..9000),
@@ -52,7 +52,7 @@ proptest! {
 }
 
 #[test]
-fn results_are_independent_of_threads() {
+fn fold_results_are_independent_of_thread_count() {
     // Shares of 8 MiB, and one that is shorter; the second file begins within a block of values.
     let numbers: Vec<u8> = (0..5_u32 << 20)
         .flat_map(|index| (index.wrapping_mul(2_654_435_761) >> 7).to_le_bytes())

@@ -18,7 +18,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Files of the parts of a series, one part in each.
+/// Temporary files with the parts of a series, one part in each file.
 struct Files {
     _directory: tempfile::TempDir,
     names: Vec<String>,
@@ -49,7 +49,7 @@ fn strings(args: &[&str]) -> Vec<String> {
     args.iter().map(|arg| (*arg).to_owned()).collect()
 }
 
-/// Returns the output of a stream for pieces.
+/// Returns the output of a stream for an input in pieces.
 fn stream(name: &str, args: &[&str], pieces: &[&[u8]]) -> Result<Vec<u8>, String> {
     let mut stream = stream_builtin(name, &strings(args), Vec::new()).unwrap();
     for piece in pieces {
@@ -58,7 +58,7 @@ fn stream(name: &str, args: &[&str], pieces: &[&[u8]]) -> Result<Vec<u8>, String
     stream.finish().map_err(|error| error.to_string())
 }
 
-/// Cuts an input at places.
+/// Cuts an input into pieces at the given places.
 fn pieces<'a>(input: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
     let mut places: Vec<_> = cuts.iter().map(|cut| cut % (input.len() + 1)).collect();
     places.extend([0, input.len()]);
@@ -69,7 +69,7 @@ fn pieces<'a>(input: &'a [u8], cuts: &[usize]) -> Vec<&'a [u8]> {
         .collect()
 }
 
-/// Runs a kernel over files.
+/// Runs a kernel over files with these contents, and returns its output.
 fn run(name: &str, args: &[&str], parts: &[Vec<u8>]) -> Result<String, BuiltinError> {
     let mut result = Vec::new();
     run_builtin(name, &strings(args), &files(parts).names, &mut result)?;
@@ -86,7 +86,7 @@ fn fold(name: &str, args: &[&str], input: &[u8]) -> Result<Vec<u8>, String> {
     found.map(|()| result).map_err(|error| error.to_string())
 }
 
-/// Cuts of an input and merges of its states: places of cuts, an order of pieces, and the fold of a few that processes each.
+/// Cuts of an input and merges of its states: place of each cut, order of the pieces, and the number of the fold that processes each piece.
 type Cuts = Vec<(usize, u32, usize)>;
 
 fn cuts() -> impl Strategy<Value = Cuts> {
@@ -135,7 +135,7 @@ fn merge_invariance(name: &str, args: &[&str], input: &[u8], cuts: &Cuts) {
 }
 
 #[test]
-fn nan_follows_documented_rules() {
+fn numeric_kernels_treat_nan_as_documented() {
     let mixed = doubles(&[f64::NAN, 1.0, 2.0]);
     for statistic in ["mean", "stddev"] {
         assert_eq!(
@@ -167,7 +167,7 @@ fn nan_follows_documented_rules() {
 }
 
 #[test]
-fn results_have_text_and_raw_forms() {
+fn numeric_kernels_write_text_or_raw_results() {
     let parts = [b"1 2 3\n".to_vec(), b"4".to_vec()];
     assert_eq!(run("mean", &["dtype=text"], &parts).unwrap(), "2.5\n");
     assert_eq!(
@@ -221,7 +221,7 @@ fn grep_counts_matching_lines() {
 }
 
 #[test]
-fn wrong_arguments_list_valid_ones() {
+fn kernel_error_of_wrong_argument_lists_valid_arguments() {
     let one = [doubles(&[1.0])];
     for (name, args, words) in [
         ("mean", vec!["foo=1"], "dtype=TYPE, out=text|f64"),

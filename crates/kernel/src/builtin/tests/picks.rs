@@ -1,4 +1,4 @@
-//! Compares selections and distributions with plain references.
+//! Compares the kernels for selections and distributions with plain references.
 
 #![allow(
     clippy::float_cmp,
@@ -17,7 +17,7 @@ fn lines(text: &str) -> Vec<f64> {
         .collect()
 }
 
-/// Returns the output of a stream for pieces of one input.
+/// Returns the output of a stream for one input in pieces of `piece` bytes.
 fn stream(name: &str, args: &[&str], input: &[u8], piece: usize) -> Vec<u8> {
     use std::io::Write;
     let mut stream = stream_builtin(name, &strings(args), Vec::new()).unwrap();
@@ -31,7 +31,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn quantiles_match_sorted_values(
+    fn quantile_kernel_matches_sorted_values(
         mut values in prop_oneof![
             proptest::collection::vec(-1e6..1e6_f64, 1..3000),
             proptest::collection::vec((-3..3_i32).prop_map(f64::from), 1..3000),
@@ -171,7 +171,7 @@ fn grep_reads_each_file_separately() {
 }
 
 #[test]
-fn histogram_finds_its_range() {
+fn histogram_without_range_spans_all_values() {
     let values = doubles(&[1.0, 2.0, 2.5, f64::NAN, 5.0]);
     let found = run("histogram", &["bins=2"], std::slice::from_ref(&values)).unwrap();
     assert_eq!(found, "1 3 3\n3 5 1\nbelow 0\nabove 0\nnan 1\n");
@@ -213,7 +213,7 @@ fn median_reads_text_big_endian_and_missing_values() {
 }
 
 #[test]
-fn extrema_are_listed_with_indices() {
+fn extrema_kernel_lists_values_with_indices() {
     let values = doubles(&[0.0, 3.0, 1.0, 1.0, -2.0, 5.0, f64::NAN, 7.0, 1.0]);
     assert_eq!(
         run("extrema", &[], std::slice::from_ref(&values)).unwrap(),
@@ -226,7 +226,7 @@ fn extrema_are_listed_with_indices() {
 }
 
 #[test]
-fn wrong_pick_arguments_report_reason() {
+fn selection_kernels_report_reason_of_wrong_arguments() {
     let one = [doubles(&[1.0])];
     for (name, args, words) in [
         ("filter", vec![], "filter needs where="),

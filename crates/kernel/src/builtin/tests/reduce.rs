@@ -1,4 +1,4 @@
-//! Tests the kernel `reduce` with a file that netCDF's own library wrote.
+//! Tests the kernel `reduce` with a file that the netCDF library wrote.
 
 use super::*;
 
@@ -15,7 +15,7 @@ fn reduced(args: &[&str]) -> Result<serde_json::Value, String> {
 }
 
 #[test]
-fn several_variables_give_one_result() {
+fn reduce_kernel_joins_several_variables_to_one_result() {
     let args = ["op=histogram", "bins=0:100:4"];
     let both = reduced(&[&args[..], &["variable=f4_3t, f8_3t"]].concat()).unwrap();
     for (place, name) in ["f4_3t", "f8_3t"].into_iter().enumerate() {

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Runs a kernel over files, and returns its bytes.
+/// Runs a kernel over files with these contents, and returns the bytes of its output.
 fn bytes(name: &str, args: &[&str], parts: &[Vec<u8>]) -> Vec<u8> {
     let mut result = Vec::new();
     run_builtin(name, &strings(args), &files(parts).names, &mut result).unwrap();

@@ -1,4 +1,4 @@
-//! Compares statistics with integers of any length, for any cuts of the input.
+//! Compares statistics with computations in integers of any length, for any cuts of the input.
 
 #![allow(
     clippy::float_cmp,
@@ -53,7 +53,7 @@ fn sums_of(values: impl Iterator<Item = BigInt>) -> [BigInt; 3] {
     sums
 }
 
-/// Returns `n²` times variance of values, `n²` times covariance with the index, and the same of the index.
+/// Returns `n²` times the variance of the values, `n²` times their covariance with the index, and `n²` times the variance of the index.
 fn scatter(n: usize, [sum, squares, products]: &[BigInt; 3]) -> [BigInt; 3] {
     let count = BigInt::from(n);
     let index = BigInt::from(n * (n - 1) / 2);
@@ -65,7 +65,7 @@ fn scatter(n: usize, [sum, squares, products]: &[BigInt; 3]) -> [BigInt; 3] {
     ]
 }
 
-/// Returns whether `found` is a nearest number to `over / under * 2^exponent`.
+/// Returns whether `found` is an `f64` nearest to `over / under * 2^exponent`.
 fn nearest(found: f64, over: &BigInt, under: &BigInt, exponent: i32) -> bool {
     let (mantissa, own) = parts(found);
     let low = exponent.min(own);
@@ -165,7 +165,7 @@ proptest! {
     }
 
     #[test]
-    fn missing_values_have_no_effect_on_statistics(values in series(false), holes in proptest::collection::vec(any::<usize>(), 0..9)) {
+    fn statistics_ignore_missing_values(values in series(false), holes in proptest::collection::vec(any::<usize>(), 0..9)) {
         let mut with = values.clone();
         for hole in holes {
             with.insert(hole % (with.len() + 1), -9.0);
@@ -219,7 +219,7 @@ fn linreg_with_missing_values_keeps_indices() {
 }
 
 #[test]
-fn extreme_magnitudes_do_not_underflow_or_overflow() {
+fn statistics_of_extreme_magnitudes_never_overflow_or_underflow() {
     let found = run("stddev", &[], &[doubles(&[1e-200, 3e-200])]).unwrap();
     assert_eq!(found, "1e-200\n");
     let found = run("stddev", &[], &[doubles(&[-1e300, 1e300])]).unwrap();

@@ -1,4 +1,4 @@
-//! Settings of the engine, which must be the same for compiling and for running modules, and the compilation.
+//! Settings of the WebAssembly engine, which must be the same for compiling and for running modules, and the compilation.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io::{Read, Write};
@@ -11,13 +11,13 @@ use super::{MODULE_BYTES_MAX, WasmError};
 /// Size of a module's stack, in bytes.
 const STACK_BYTES: usize = 1 << 20;
 
-/// Name of the host module from which modules import, and its functions.
+/// Name of the host module from which modules import; the next constants are its functions.
 pub(super) const HOST: &str = "tidemill";
 pub(super) const WRITE: &str = "write";
 pub(super) const ERROR: &str = "error";
 
-/// Returns the engine. The time limit is enforced from outside, by killing the process: counting inside the engine (epochs) costs scans
-/// more than half of their speed.
+/// Returns the WebAssembly engine. The time limit is enforced from outside, by killing the process: counting inside the engine (epochs)
+/// costs scans more than half of their speed.
 pub(super) fn engine() -> Result<Engine, WasmError> {
     static ENGINE: LazyLock<Result<Engine, String>> = LazyLock::new(|| {
         let mut config = Config::new();

@@ -1,4 +1,4 @@
-//! Running module: its memory, the structures of `include/tidemill_kernel.h` in it, and calls.
+//! Running WebAssembly module: its memory, the structures of `include/tidemill_kernel.h` in this memory, and calls.
 //!
 //! A module's addresses have 32 bits, so its structures have the layout of a C compiler for `wasm32`.
 
@@ -22,22 +22,22 @@ use crate::run::RunPart;
 /// Maximum number of entries in a module's tables of functions.
 const TABLE_ENTRIES_MAX: usize = 1 << 20;
 
-/// Longest message that is shown, in bytes.
+/// Maximum size of a message that is shown, in bytes.
 const MESSAGE_BYTES_MAX: usize = 64 << 10;
 
-/// Exit code if the module returns a value that is no exit code, or returns no state.
+/// Exit code if the module returns a value that is not an exit code, or returns no state.
 const FAILED: u8 = 1;
 
-/// Sizes of the structures in a module, in bytes.
+/// Size of `struct tidemill_task` in a module, in bytes.
 const TASK_BYTES: u32 = 40;
 const INPUT_BYTES: usize = 16;
 const OUTPUT_BYTES: usize = 8;
 
-/// Data of the program while a module runs.
+/// Data of this program that a running module's functions use.
 struct Host {
     outputs: Vec<File>,
     memory_bytes_max: usize,
-    /// Whether a request for memory was refused.
+    /// Whether a request of the module for memory was refused.
     refused: bool,
 }
 
@@ -62,7 +62,7 @@ impl ResourceLimiter for Host {
     }
 }
 
-/// Runs the compiled module that this descriptor was opened on.
+/// Runs the compiled module that the descriptor `module` was opened on.
 pub(super) fn run(name: &str, module: RawFd, call: KernelCall<'_>) -> Result<u8, NativeError> {
     // SAFETY: the launcher left the descriptor open for this, and no other code here uses it; reading a closed descriptor returns an
     // error.
@@ -104,7 +104,7 @@ fn exit_code(code: i32) -> u8 {
     u8::try_from(code).unwrap_or(FAILED)
 }
 
-/// Module with its memory.
+/// Instance of a module with its memory.
 struct WasmGuest {
     store: Store<Host>,
     instance: Instance,
@@ -162,7 +162,7 @@ impl WasmGuest {
         Ok(guest)
     }
 
-    /// Checks the version, which is a variable in memory; the module exports its address.
+    /// Checks the interface version, which is a variable in the module's memory; the module exports its address.
     fn check_version(&mut self) -> Result<(), NativeError> {
         let name = "tidemill_kernel_abi_version";
         let Some(address) = self.instance.get_global(&mut self.store, name) else {
@@ -191,7 +191,7 @@ impl WasmGuest {
         result.map_err(|error| trap(&error, &self.store))
     }
 
-    /// Allocates `length` bytes in the module.
+    /// Allocates `length` bytes in the module's memory.
     fn space(&mut self, length: usize, what: &str) -> Result<u32, WasmError> {
         let none = || WasmError::Memory {
             bytes: length,
@@ -210,7 +210,7 @@ impl WasmGuest {
         })
     }
 
-    /// Copies bytes to newly allocated memory; returns their address.
+    /// Copies bytes to newly allocated memory of the module; returns their address.
     fn put(&mut self, bytes: &[u8], what: &str) -> Result<u32, WasmError> {
         let at = self.space(bytes.len(), what)?;
         self.place(at, bytes)?;
@@ -222,7 +222,7 @@ impl WasmGuest {
         Ok(self.put(text.as_bytes_with_nul(), "a name or argument")?)
     }
 
-    /// Copies `struct tidemill_task` and all data that it points to into memory; returns its address.
+    /// Copies `struct tidemill_task` and all data that it points to into the module's memory; returns its address.
     fn task(
         &mut self,
         name: &str,
@@ -267,12 +267,12 @@ impl WasmGuest {
     }
 }
 
-/// Converts an address or size, which is unsigned although the engine returns it as signed.
+/// Converts an address or size, which is unsigned although the engine returns it as a signed number.
 fn index(number: i32) -> usize {
     number.cast_unsigned() as usize
 }
 
-/// Returns the error of the module, in words.
+/// Returns the error of a module that trapped, in words.
 fn trap(error: &wasmtime::Error, store: &Store<Host>) -> WasmError {
     let reason = match error.downcast_ref::<wasmtime::Trap>() {
         Some(trap) => trap.to_string(),
@@ -331,7 +331,7 @@ struct WasmFunctions {
 }
 
 impl WasmFunctions {
-    /// Returns all functions, or none.
+    /// Returns all functions of a fold, or `None` if the module lacks any of them.
     fn find(guest: &mut WasmGuest) -> Option<Self> {
         Some(Self {
             init: guest.function("tidemill_fold_init")?,
@@ -348,12 +348,12 @@ struct WasmFold {
     functions: WasmFunctions,
     task: u32,
     state: u32,
-    /// Address and size of the buffer for pieces.
+    /// Address and size of the module's buffer for pieces.
     buffer: (u32, usize),
 }
 
 impl WasmFold {
-    /// Copies a piece or a state into a reused buffer; returns its address and length.
+    /// Copies a piece or a state into the module's reused buffer; returns its address and length.
     fn hand_over(&mut self, bytes: &[u8]) -> Result<(u32, u32), WasmError> {
         if bytes.len() > self.buffer.1 || self.buffer.0 == 0 {
             let length = bytes.len().max(PIECE_BYTES);

@@ -1,7 +1,7 @@
-//! Canny's edges (J. Canny, "A Computational Approach to Edge Detection", 1986): pixels whose gradient is the longest across the edge,
-//! and which have a long gradient themselves or are connected to such a pixel.
+//! Canny's edges (J. Canny, "A Computational Approach to Edge Detection", 1986): pixels whose gradient is the longest across the edge, and
+//! which have a long gradient themselves or are connected to such a pixel.
 //!
-//! Directions are those of the eight neighbours. Tangents are compared in integers, so all levels give the same results.
+//! Directions of edges are those of a pixel's eight neighbours. Tangents are integers, so all SIMD levels give the same results.
 
 use super::sobel::Rows;
 use super::{Border, GreyImage};
@@ -10,15 +10,15 @@ use crate::loops::simd::Level;
 /// Number of bits after the binary point of a tangent.
 const POINT: u32 = 15;
 
-/// The tangent of 22.5°.
+/// The tangent of 22.5°, as an integer with [`POINT`] bits after the binary point.
 const TANGENT: i32 = 13_573;
 
-/// Marks of a pixel.
+/// Marks of a pixel: no edge, candidate or edge.
 const NONE: u8 = 0;
 const PERHAPS: u8 = 1;
 const EDGE: u8 = 255;
 
-/// Both derivatives of a row, and their lengths `|∂x| + |∂y|` with a 0 at each end.
+/// Both derivatives of a row of pixels, and their lengths `|∂x| + |∂y|` with a 0 at each end.
 #[derive(Clone, Debug)]
 struct GradientRow {
     across: Vec<i16>,
@@ -48,7 +48,7 @@ impl GradientRow {
     }
 }
 
-/// Writes 255 for each pixel on an edge and 0 for others to `to`. An edge has a gradient longer than `high` at some pixel, and longer
+/// Writes to `to` 255 for each pixel on an edge and 0 for other pixels. An edge has a gradient longer than `high` at some pixel, and longer
 /// than `low` at every pixel. Beyond the border, the outermost pixels are repeated.
 pub(crate) fn canny(image: GreyImage<'_>, low: i16, high: i16, to: &mut [u8], level: Level) {
     let (width, height) = (image.width, image.height());
@@ -104,7 +104,7 @@ fn longest(above: &GradientRow, here: &GradientRow, below: &GradientRow, pixel: 
     }
 }
 
-/// Marks all candidates that are connected to an edge as edges.
+/// Marks all candidate pixels that are connected to an edge as edges.
 fn connect(mut found: Vec<usize>, width: usize, marks: &mut [u8]) {
     while let Some(at) = found.pop() {
         let column = at % width;
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn faint_edges_count_if_connected_to_strong_ones() {
+    fn canny_keeps_faint_edges_connected_to_strong_edges() {
         // A step that fades from left to right.
         let (width, height) = (64, 16);
         let pixel = |at: usize| {
@@ -203,7 +203,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn canny_agrees_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..2000), width in 1_usize..90, low in 0_i16..500) {
+        fn canny_gives_equal_results_on_all_simd_levels(pixels in prop::collection::vec(any::<u8>(), 1..2000), width in 1_usize..90, low in 0_i16..500) {
             let width = width.min(pixels.len());
             let image = GreyImage { pixels: &pixels[..pixels.len() / width * width], width };
             let mut wanted = vec![0; image.pixels.len()];

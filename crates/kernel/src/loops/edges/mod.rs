@@ -7,23 +7,23 @@ pub(crate) mod sobel;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GreyImage<'a> {
     pub(crate) pixels: &'a [u8],
-    /// Number of pixels in a row, at least 1.
+    /// Number of pixels in a row of the image, at least 1.
     pub(crate) width: usize,
 }
 
 impl GreyImage<'_> {
-    /// Returns the number of rows.
+    /// Returns the number of rows of the image.
     pub(crate) fn height(&self) -> usize {
         self.pixels.len() / self.width
     }
 
-    /// Returns a row, counted from 0.
+    /// Returns a row of the image, counted from 0.
     fn row(&self, number: usize) -> &[u8] {
         &self.pixels[number * self.width..][..self.width]
     }
 }
 
-/// Rule for pixels beyond the border.
+/// Rule for pixels beyond the border of an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Border {
     /// The image is mirrored at its outermost pixels.
@@ -33,7 +33,7 @@ pub(crate) enum Border {
 }
 
 impl Border {
-    /// Returns the index, of `length` pixels, that stands for the pixel before the first.
+    /// Returns the index, in a row of `length` pixels, of the pixel that stands for the pixel before the first.
     fn before(self, length: usize) -> usize {
         match self {
             Self::Mirror => 1.min(length - 1),
@@ -41,7 +41,7 @@ impl Border {
         }
     }
 
-    /// Returns the index, of `length` pixels, that stands for the pixel after the last.
+    /// Returns the index, in a row of `length` pixels, of the pixel that stands for the pixel after the last.
     fn after(self, length: usize) -> usize {
         match self {
             Self::Mirror => length.saturating_sub(2),

@@ -3,7 +3,7 @@
 use super::{Border, GreyImage};
 use crate::loops::simd::{self, Level, SimdPass};
 
-/// Vertical sums and differences of a row, with one more pixel at each end.
+/// Vertical sums and differences of a row of pixels, with one more pixel at each end.
 #[derive(Debug, Default)]
 pub(crate) struct Rows {
     sums: Vec<i16>,
@@ -28,7 +28,7 @@ pub(crate) fn sobel(image: GreyImage<'_>, to: &mut [u8], level: Level) {
 }
 
 impl Rows {
-    /// Computes the sums and differences of a row and of the rows around it.
+    /// Computes the sums and differences of a row from the row and its neighbours above and below.
     fn fill(&mut self, image: GreyImage<'_>, row: usize, border: Border, level: Level) {
         let (width, height) = (image.width, image.height());
         self.sums.resize(width + 2, 0);
@@ -188,7 +188,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn sobel_matches_plain_loop_on_all_levels(pixels in prop::collection::vec(any::<u8>(), 1..3000), width in 1_usize..150) {
+        fn sobel_matches_plain_loop_on_all_simd_levels(pixels in prop::collection::vec(any::<u8>(), 1..3000), width in 1_usize..150) {
             let width = width.min(pixels.len());
             let image = GreyImage { pixels: &pixels[..pixels.len() / width * width], width };
             let wanted = plain(image);

@@ -1,5 +1,5 @@
 //! Sums of floats at the speed of memory: sums of the distances of a block's values from one of its values, of the squares of the
-//! distances, and of their products with the index. They are rounded, but are the same on all processors.
+//! distances, and of their products with the index. The sums are rounded, but are the same on all processors.
 //!
 //! Distances are added in 16 lanes, 64 rows at a time; these sums are added in sequence and then pairwise, so each is rounded at most 72
 //! times. A product is rounded before it is added, because not all processors can do both at once. If the first value is so far from the
@@ -13,22 +13,22 @@ use std::marker::PhantomData;
 use super::super::number::Number;
 use super::super::simd::{self, Level, SimdPass};
 
-/// Number of independent sums.
+/// Number of independent partial sums.
 const LANES: usize = 16;
 
-/// Number of rows that are added one after the other.
+/// Number of rows that a partial sum adds one after the other.
 const ROWS: usize = 64;
 
-/// Maximum ratio of the squares around the centre to the squares around the mean.
+/// Maximum ratio of the squares around the centre to the squares around the mean of the block.
 const SQUARES_MAX: f64 = 16.0;
 
-/// Sums of squares below this may have lost terms below the smallest number.
+/// Minimum sum of squares: smaller sums may have lost terms below the smallest number.
 const SQUARES_MIN: f64 = 1e-270;
 
 /// Sums of a block around a centre `c`, which is a value of the block or near its mean.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Centred<T> {
-    /// Smallest and largest value.
+    /// Smallest value of the block; the next field is the largest.
     pub(crate) least: T,
     pub(crate) greatest: T,
     pub(crate) centre: f64,
@@ -116,7 +116,7 @@ struct CentredBlock<'a, T, const P: bool> {
     type_: PhantomData<T>,
 }
 
-/// Sums in lanes.
+/// Partial sums of a block in lanes.
 #[derive(Clone, Copy)]
 struct CentredLanes {
     distances: [f64; LANES],
@@ -242,7 +242,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn centred_moments_agree_to_last_bit_on_all_levels(
+        fn centred_moments_are_bit_equal_on_all_simd_levels(
             bytes in proptest::collection::vec(any::<u8>(), 0..9000),
             values in proptest::collection::vec(-1e3..1e9_f64, 0..4096),
         ) {
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn outlying_first_value_is_not_used_as_centre() {
+    fn centred_moments_avoid_outlying_first_value_as_centre() {
         let mut values = vec![1e9; 1];
         values.extend((0..4000).map(|index| f64::from(index % 2)));
         let bytes: Vec<u8> = values

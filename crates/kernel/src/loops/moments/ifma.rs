@@ -1,11 +1,11 @@
-//! Sums of 32-bit integers with AVX-512 and its products of 52-bit integers, which multiply and add in one operation.
+//! Sums of 32-bit integers with AVX-512 and its instructions for 52-bit integers, which multiply and add in one operation.
 
 use std::arch::x86_64::*;
 
 use super::{BLOCK, BLOCK_OF_PRODUCTS, Biased, BlockMoments, LIMBS, SumKinds};
 use crate::loops::number::Number;
 
-/// Distance of prefetches, in bytes: the processor's own prefetcher stops at the end of a page.
+/// Distance at which memory is prefetched, in bytes: the processor's own prefetcher stops at the end of a page.
 const AHEAD_BYTES: usize = 4096;
 
 /// Number of values in a row.
@@ -26,7 +26,7 @@ pub(super) fn moments_of_32_bits<T: Number, const SIGNED: bool>(
     }
 }
 
-/// Checks the lengths up to which the sums below are exact.
+/// Checks that a block is not longer than the lengths up to which the sums are exact.
 fn check(want: SumKinds, count: usize) {
     let max = if want == SumKinds::Products {
         BLOCK_OF_PRODUCTS
@@ -39,7 +39,7 @@ fn check(want: SumKinds, count: usize) {
     );
 }
 
-/// Sums of limbs, with two vectors for each row.
+/// Sums of one limb of the values, with two vectors for each row.
 #[derive(Clone, Copy)]
 struct Limb {
     sums: [__m512i; 2],
@@ -74,8 +74,8 @@ impl Limb {
         }
     }
 
-    /// Returns the sum of limbs and the sum of their products with the index, given the bits that each contains in addition to the limb.
-    /// Values of a half are `stride` apart, and the halves `apart`.
+    /// Returns the sum of limbs and the sum of their products with the index, given the bits that each value contains in addition to the
+    /// limb. Values of a half are `stride` apart, and the halves `apart`.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn together<const P: bool>(
@@ -125,7 +125,7 @@ impl Products {
         self.high[half] = _mm512_madd52hi_epu64(self.high[half], a, b);
     }
 
-    /// A block has at most 2^12 values, so neither sum wraps.
+    /// Returns the sum of products. A block has at most 2^12 values, so neither sum wraps.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn together(&self) -> i128 {

@@ -1,4 +1,4 @@
-//! Sums of integers: one limb up to 32 bits, two limbs of 32 bits above.
+//! Sums of integers: integers up to 32 bits have one limb, larger integers two limbs of 32 bits.
 
 use std::marker::PhantomData;
 
@@ -27,7 +27,7 @@ struct IntegerBlock<'a, T, const L: usize, const Q: bool, const P: bool> {
     type_: PhantomData<T>,
 }
 
-/// Sums in lanes. Sums of products have a high and a low half, each with terms of 32 bits.
+/// Partial sums in lanes. Sums of products have a high and a low half, each with terms of 32 bits.
 struct IntegerLanes<T, const L: usize> {
     least: [T; LANES],
     greatest: [T; LANES],

@@ -10,17 +10,17 @@ use crate::exact_sums::power;
 /// Number of bits of a limb.
 const LIMB: i32 = 26;
 
-/// Biased limbs are from 0 to 2^26.
+/// Bias that makes limbs positive: biased limbs are from 0 to 2^26.
 const BIAS: u64 = 1 << 25;
 const LIMB_MASK: u64 = (1 << 27) - 1;
 
-/// Bounds of grids: within them, all numbers that are added and subtracted are normal.
+/// Range of grids: within it, all numbers that are added and subtracted are normal.
 const GRIDS: std::ops::RangeInclusive<i32> = -880..=990;
 
-/// Result of a pass, and whether each value was a sum of limbs.
+/// Result of a pass over a block, and whether each value was a sum of limbs.
 pub(super) type LimbResult<T> = (BlockMoments<T>, bool);
 
-/// Runs `pass` with the grid of the previous block, and if that does not fit, with the block's own grid. All values must be below
+/// Runs `pass` with the grid of the previous block, and if that grid does not fit, with the block's own grid. All values must be below
 /// `2^grid`.
 pub(super) fn moments<T: Number>(
     values: &[u8],
@@ -43,7 +43,7 @@ pub(super) fn moments<T: Number>(
     exact.then_some(found)
 }
 
-/// Returns an exponent such that all values except NaN are below that power of two in size.
+/// Returns an exponent such that all values except NaN are below the power of two with this exponent in size.
 fn above<T: Number>(found: &BlockMoments<T>) -> i32 {
     let largest = found
         .least
@@ -54,13 +54,13 @@ fn above<T: Number>(found: &BlockMoments<T>) -> i32 {
     exponent - 1022
 }
 
-/// Returns the number that is added to cut at `2^weight`: numbers of its size have their last bit there. `2^51` and `extra` are in its
-/// low bits.
+/// Returns the number that is added to a value to cut it at `2^weight`: numbers of this size have their last bit there. `2^51` and `extra`
+/// are in the low bits of the number.
 fn cutter(weight: i32, extra: u64) -> f64 {
     f64::from_bits(power(weight + 52).to_bits() + (1 << 51) + extra)
 }
 
-/// Sums a block whose values are below `2^grid`, in `L` limbs.
+/// Sums a block whose values are below `2^grid`, with `L` limbs for each value.
 pub(super) fn limbs<T: Number, const L: usize>(
     level: Level,
     want: SumKinds,
@@ -87,7 +87,7 @@ fn wanted<T: Number, const L: usize, const N: usize>(
     }
 }
 
-/// Pass over a block in `N` lanes with `L` limbs; squares if `Q`, products if `P`.
+/// Pass over a block in `N` lanes with `L` limbs; sums squares if `Q`, products if `P`.
 struct LimbBlock<'a, T, const L: usize, const N: usize, const Q: bool, const P: bool> {
     values: &'a [u8],
     weights: [i32; LIMBS],

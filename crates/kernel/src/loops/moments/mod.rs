@@ -1,11 +1,10 @@
 //! Smallest and largest value, and sums of values, of their squares and of their products with their index, of one block in one pass.
 //! Sums of floats in [`centred`] are rounded; all others are exact.
 //!
-//! A value is cut into limbs, small integers times powers of two that all values of the block share, and the sums of limbs and of
-//! products of limbs are integers. So no operation rounds. Limbs of floats are cut off by adding and subtracting a large power of two,
-//! which leaves the integer in the low bits of the sum. Their positions (the *grid*) are guessed from the previous block. If a block does
-//! not fit, it is summed again with another grid. If its magnitudes are too far apart for any grid, the caller must add its values one by
-//! one.
+//! A value is cut into limbs, small integers times powers of two that all values of the block share, and the sums of limbs and of products
+//! of limbs are integers. So no operation rounds. Limbs of floats are cut off by adding and subtracting a large power of two, which leaves
+//! the integer in the low bits of the sum. Their positions (the *grid*) are guessed from the previous block. If a block does not fit, it is
+//! summed again with another grid. If its magnitudes are too far apart for any grid, the caller must add its values one by one.
 
 #![allow(
     clippy::needless_range_loop,
@@ -36,7 +35,7 @@ const LIMBS: usize = 3;
 /// Sums of a block that are computed in addition to its extremes and its sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SumKinds {
-    /// No further sum.
+    /// No sum except the sum of values.
     Sum,
     /// The sum of squares.
     Squares,
@@ -47,29 +46,29 @@ pub(crate) enum SumKinds {
 /// Results of a block that is not empty.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct BlockMoments<T> {
-    /// Smallest value; NaN is ignored.
+    /// Smallest value of the block; NaN is ignored.
     pub(crate) least: T,
-    /// Largest value.
+    /// Largest value of the block; NaN is ignored.
     pub(crate) greatest: T,
     pub(crate) sums: LimbSums,
 }
 
-/// Sums of limbs of a block's values. The value is the sum over limbs `k` of `limb[k] * 2^weights[k]`.
+/// Sums of limbs of a block's values. A value is the sum over its limbs `k` of `limb[k] * 2^weights[k]`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LimbSums {
     limbs: usize,
     weights: [i32; LIMBS],
     sums: [i128; LIMBS],
-    /// Sums of `limb[k] * limb[l]`, `k <= l`.
+    /// Sums of `limb[k] * limb[l]` over all values, for `k <= l`.
     squares: [[i128; LIMBS]; LIMBS],
-    /// Sums of `limb[k] * index`.
+    /// Sums of `limb[k] * index` over all values.
     products: [i128; LIMBS],
 }
 
 /// Number of blocks whose sums fit together: the sum of each limb is below 2^112.
 const BLOCKS_TOGETHER: usize = 1024;
 
-/// Sums of several blocks, except those of products: adding to an exact sum takes longer than adding these.
+/// Sums of several blocks, except sums of products: adding to an exact sum takes longer than adding these.
 #[derive(Debug, Default)]
 pub(crate) struct BlockTotals {
     sums: LimbSums,
@@ -77,8 +76,8 @@ pub(crate) struct BlockTotals {
 }
 
 impl BlockTotals {
-    /// Adds a block's sums. Returns the previous sums, which must be processed first, if their limbs have other positions or they are
-    /// full.
+    /// Adds a block's sums. Returns the previous sums, which must be processed first, if their limbs have other positions or the number of
+    /// blocks is at its maximum.
     pub(crate) fn add(&mut self, block: &LimbSums) -> Option<LimbSums> {
         let fits = self.sums.limbs == block.limbs && self.sums.weights == block.weights;
         if !fits || self.blocks == BLOCKS_TOGETHER {
@@ -96,21 +95,21 @@ impl BlockTotals {
         None
     }
 
-    /// Returns all sums since the last returned ones.
+    /// Returns all sums that were not returned before.
     pub(crate) fn rest(self) -> LimbSums {
         self.sums
     }
 }
 
 impl LimbSums {
-    /// Adds the sum.
+    /// Adds the sum of the values to an exact sum.
     pub(crate) fn sum(&self, to: &mut Exact) {
         for limb in 0..self.limbs {
             to.add(self.sums[limb], self.weights[limb]);
         }
     }
 
-    /// Adds the sum of squares.
+    /// Adds the sum of the squares to an exact sum.
     pub(crate) fn squares(&self, to: &mut Exact) {
         for a in 0..self.limbs {
             for b in a..self.limbs {
@@ -123,7 +122,7 @@ impl LimbSums {
         }
     }
 
-    /// Adds the sum of products with the index; the index of the block's first value is `first`.
+    /// Adds the sum of products with the index to an exact sum; the index of the block's first value is `first`.
     pub(crate) fn products(&self, first: u64, to: &mut Exact) {
         for limb in 0..self.limbs {
             let products = self.products[limb] + i128::from(first) * self.sums[limb];
@@ -170,9 +169,9 @@ impl Biased {
 
 /// Numbers whose blocks can be summed.
 pub(crate) trait SummedBlocks: Number {
-    /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or [`BLOCK_OF_PRODUCTS`] if products are
-    /// requested. Returns `None` if a value is not finite or magnitudes are too far apart. `grid` is passed from block to block, 0 at
-    /// first; it affects only the speed.
+    /// Sums a block of whole little-endian values, at least one and at most [`BLOCK`], or [`BLOCK_OF_PRODUCTS`] if products are requested.
+    /// Returns `None` if a value is not finite or magnitudes are too far apart. `grid` is passed from block to block, and is 0 at first; it
+    /// affects only the speed.
     fn moments(
         level: Level,
         want: SumKinds,

@@ -1,4 +1,4 @@
-//! Compares all levels with each other and with sums of big integers.
+//! Compares the sums of blocks on all SIMD levels with each other and with sums of big integers.
 
 #![allow(
     clippy::float_cmp,
@@ -62,7 +62,7 @@ fn found<T: SummedBlocks>(
     ))
 }
 
-/// Checks all levels. If `must` is false, a level need not be able to sum the block.
+/// Checks the sums on all SIMD levels. If `must` is false, a level need not be able to sum the block.
 fn check<T: SummedBlocks>(bytes: &[u8], grid: i32, must: bool) {
     let bytes = &bytes[..bytes.len() / T::SIZE * T::SIZE];
     if bytes.is_empty() {

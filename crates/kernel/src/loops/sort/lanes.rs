@@ -1,60 +1,60 @@
 //! Vectors of sort keys: the few operations that the sorting loops are written in, for AVX-512 and AVX2.
 //!
-//! Every function here must be inlined into one that has the vector instructions enabled.
+//! Every function of this module must be inlined into a function that has the vector instructions enabled.
 
 use crate::loops::simd::SimdPass;
 
-/// Vector of keys.
+/// Vector of sort keys.
 ///
 /// # Safety
-/// All methods need the instructions of the implementing type, and pointers valid for the lanes they touch.
+/// All methods need the instructions of the implementing type, and pointers that are valid for all lanes that the method accesses.
 pub(super) unsafe trait KeyLanes: Copy {
-    /// A key.
+    /// Type of a sort key.
     type Key: Copy + Ord;
     /// Number of keys in a vector, a power of two up to 16.
     const WIDTH: usize;
-    /// The lowest key.
+    /// Lowest key of the type.
     const LOWEST: Self::Key;
 
-    /// Runs a pass compiled with the instructions of this type, which the processor must have.
+    /// Runs a pass that is compiled with the instructions of this type, which the processor must have.
     fn within<P: SimdPass>(pass: P) -> P::Output;
-    /// Sorts the `length` keys at `keys`, with space for as many at `scratch`.
+    /// Sorts the `length` keys at `keys`, with space for as many keys at `scratch`.
     unsafe fn sort(keys: *mut Self::Key, length: usize, scratch: *mut Self::Key);
     unsafe fn splat(key: Self::Key) -> Self;
     unsafe fn load(from: *const Self::Key) -> Self;
     unsafe fn store(self, to: *mut Self::Key);
-    /// Stores past the caches, at an address that is a multiple of 64.
+    /// Stores the vector past the caches, at an address that is a multiple of 64.
     unsafe fn stream(self, to: *mut Self::Key);
     /// Orders all streamed stores before all later stores.
     fn fence();
-    /// Returns a bit for each lane that is above its pivot; the first lane has the lowest bit.
+    /// Returns a bit for each lane whose key is above the lane's pivot; the first lane has the lowest bit.
     unsafe fn above(self, pivot: Self) -> u32;
-    /// Moves the lanes whose bit is set to the front, in order; the others are arbitrary.
+    /// Moves the lanes whose bit is set to the front, in order; all other lanes are arbitrary.
     unsafe fn compress(self, bits: u32) -> Self;
 }
 
-/// Further operations for sorting within vectors.
+/// Further operations of vectors for sorting within registers.
 ///
 /// # Safety
-/// As [`KeyLanes`].
+/// All methods have the conditions of [`KeyLanes`].
 #[cfg(target_arch = "x86_64")]
 pub(super) unsafe trait SortNetwork: KeyLanes {
     /// Number of vectors that a leaf of the sort may keep in registers, 8 or 16.
     const ROWS: usize;
-    /// The highest key.
+    /// Highest key of the type.
     const HIGHEST: Self::Key;
 
-    /// Returns the key before this one, which must not be the lowest.
+    /// Returns the key before `key`, which must not be the lowest.
     fn before(key: Self::Key) -> Self::Key;
-    /// Loads the first `count` lanes and fills the others with the highest key.
+    /// Loads the first `count` lanes and fills all other lanes with the highest key.
     unsafe fn load_part(from: *const Self::Key, count: usize) -> Self;
     /// Stores the first `count` lanes.
     unsafe fn store_part(self, to: *mut Self::Key, count: usize);
     unsafe fn min(self, other: Self) -> Self;
     unsafe fn max(self, other: Self) -> Self;
-    /// Lane `i` takes lane `i ^ DISTANCE`.
+    /// Returns a vector in which lane `i` has the key of lane `i ^ DISTANCE`.
     unsafe fn swap<const DISTANCE: usize>(self) -> Self;
-    /// Lane `i` takes the lower of both where bit `DISTANCE` of `i` is clear and the higher where it is set.
+    /// Returns a vector in which lane `i` has the lower of both keys where bit `DISTANCE` of `i` is clear and the higher where it is set.
     unsafe fn exchange<const DISTANCE: usize>(self, other: Self) -> Self;
     /// Transposes sixteen rows from column by column to row by row.
     #[inline(always)]
@@ -78,7 +78,7 @@ pub(super) unsafe trait SortNetwork: KeyLanes {
     }
 }
 
-/// Four keys, for processors without vectors that compress; the compiler vectorises them as far as it can.
+/// Vector of four keys for processors without vectors that compress; the compiler vectorises its operations as far as it can.
 #[derive(Clone, Copy)]
 pub(super) struct ScalarKeys<K>([K; 4]);
 

@@ -25,13 +25,13 @@ use crate::threads::{Pile, in_threads};
 use lanes::{KeyLanes, ScalarKeys};
 use spread::{AT_ONCE, Stages, WAYS};
 
-/// Arrays with fewer values are not divided among threads.
+/// Minimum number of values of an array that is divided among threads.
 const SMALL: usize = 1 << 16;
 
-/// Number of ranges for each thread.
+/// Number of ranges for each thread of a sort.
 const WAYS_A_THREAD: usize = 2;
 
-/// Minimum number of ranges. More make the first pass slower; fewer make each range need more additional memory.
+/// Minimum number of ranges. More ranges make the first pass slower; fewer ranges make each range need more additional memory.
 const WAYS_AT_LEAST: usize = 4;
 
 /// Number of samples from which the end of a range is chosen.
@@ -43,7 +43,7 @@ const CHUNK: usize = 1024;
 /// Size in bytes beyond which no cache holds a result, so that it is better stored past the caches.
 const FAR: usize = 16 << 20;
 
-/// Value with its method of sorting.
+/// Type of values, with its method of sorting.
 pub(crate) trait Sorts: Sortable {
     /// Sorts the values in `from` into the bytes of `to`, both in the byte order that `big` selects, with the instructions of `level` and
     /// up to `threads` threads. Needs additional memory for as many values as the largest range of each thread. This is a quarter of all
@@ -182,7 +182,7 @@ impl<T: Sortable> Sorting<'_, T> {
         (1..ways).map(|way| keys[way * SAMPLES_A_WAY]).collect()
     }
 
-    /// Sorts keys and converts them to values.
+    /// Sorts the keys of a range and converts them to values.
     fn sort_range<L: KeyLanes<Key = T::Key>>(
         &self,
         keys: &mut [T::Key],
@@ -200,13 +200,13 @@ impl<T: Sortable> Sorting<'_, T> {
     }
 }
 
-/// Destinations of the values of one part: the start of its place in each range, and the number of values.
+/// Destinations of the values of one part: the next address in each range.
 struct Places<K>(Vec<(*mut K, usize)>);
 
 // SAFETY: each place is written by the one thread that owns it.
 unsafe impl<K: Send> Send for Places<K> {}
 
-/// Returns the places of all parts, in which each range has `counts[part][range]` values.
+/// Returns the destinations of all parts, in which each range has `counts[part][range]` values.
 fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
     let mut places: Vec<_> = counts.iter().map(|_| Places(Vec::new())).collect();
     let mut next = 0;
@@ -220,7 +220,7 @@ fn places<K>(to: &mut [K], counts: &[Vec<usize>]) -> Vec<Places<K>> {
     places
 }
 
-/// Counts the values of a part above each pivot.
+/// Pass that counts the values of a part above each pivot.
 struct PivotCount<'a, L, T: Sortable> {
     part: &'a [u8],
     big: bool,
@@ -250,7 +250,7 @@ impl<L: KeyLanes<Key = T::Key>, T: Sortable> SimdPass for PivotCount<'_, L, T> {
     }
 }
 
-/// Moves the values of a part to the ranges.
+/// Pass that moves the values of a part to the ranges.
 struct Spread<'a, L, T: Sortable> {
     part: &'a [u8],
     big: bool,
@@ -285,7 +285,7 @@ impl<L: KeyLanes<Key = T::Key>, T: Sortable> SimdPass for Spread<'_, L, T> {
     }
 }
 
-/// Makes keys of at most a chunk of values; returns their number.
+/// Converts at most a chunk of values to keys; returns their number.
 #[inline(always)]
 fn fill<T: Sortable>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usize {
     let values = bytes.chunks_exact(size_of::<T>());
@@ -296,7 +296,7 @@ fn fill<T: Sortable>(keys: &mut [T::Key; CHUNK], bytes: &[u8], big: bool) -> usi
     length
 }
 
-/// Sorts the keys of a range and converts them to values.
+/// Pass that sorts the keys of a range and converts them to values.
 struct RangeSort<'a, L, T: Sortable> {
     keys: &'a mut [T::Key],
     scratch: &'a mut Vec<T::Key>,

@@ -2,9 +2,9 @@
 
 use super::Sortable;
 
-/// Key that can be counted.
+/// Sort key that can be counted.
 pub(super) trait Narrow: Copy {
-    /// Number of different keys.
+    /// Number of different keys of the type.
     const COUNT: usize;
     /// Returns the place of the key among all keys.
     fn place(self) -> usize;

@@ -1,11 +1,11 @@
 //! Converts values to signed integers with the same order.
 
-/// Number that can be sorted.
+/// Type of numbers that can be sorted.
 ///
-/// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN are last: those of positive sign by their
-/// bits, then those of negative sign. So `-0` is before `0`.
+/// Floating-point numbers are in the total order of IEEE 754-2019, 5.10, except that all NaN are last: NaN of positive sign by their bits,
+/// then NaN of negative sign. So `-0` is before `0`.
 pub(crate) trait Sortable: Copy + Send + Sync + 'static {
-    /// Integer that represents the value, of the same size.
+    /// Sort key: an integer that represents the value, of the same size.
     type Key: Copy + Default + Ord + Send + Sync + 'static;
 
     /// Lowest key.
@@ -13,13 +13,13 @@ pub(crate) trait Sortable: Copy + Send + Sync + 'static {
     /// Highest key.
     const HIGHEST: Self::Key;
 
-    /// Returns the next key, if there is one.
+    /// Returns the key after `key`, if there is one.
     fn after(key: Self::Key) -> Option<Self::Key>;
-    /// Returns the previous key, if there is one.
+    /// Returns the key before `key`, if there is one.
     fn before(key: Self::Key) -> Option<Self::Key>;
     /// Returns the key of the value that has these bytes, most significant first if `big`.
     fn key(bytes: &[u8], big: bool) -> Self::Key;
-    /// Returns the key with the bytes of the value that has this key, in the order that `key` selected with `big`.
+    /// Returns the bytes of the value with this key as a key, in the byte order that `key` selected with `big`.
     fn bits(key: Self::Key, big: bool) -> Self::Key;
 }
 
@@ -56,8 +56,8 @@ macro_rules! value {
     };
 }
 
-/// Negative floating-point numbers have all bits but the sign inverted, so that those further from zero are first. Then all keys are
-/// rotated by the number of negative NaN, which are lowest and so become highest.
+/// Converts floats to keys. Negative floating-point numbers have all bits but the sign inverted, so that those further from zero are first.
+/// Then all keys are rotated by the number of negative NaN, which are lowest and so become highest.
 macro_rules! float {
     ($value:ty, $key:ty) => {
         value!(

@@ -1,32 +1,32 @@
-//! Quicksort of keys in vectors, for ranges that fit into a cache: each split streams the lower keys to the front and the higher ones
-//! into scratch memory, and up to 16 vectors at a time are sorted within registers.
+//! Quicksort of keys in vectors, for ranges that fit into a cache: each split streams the lower keys to the front and the higher keys into
+//! scratch memory, and up to 16 vectors at a time are sorted within registers.
 //!
 //! Splitting by vector compression is Bramas' idea ("A Novel Hybrid Quicksort Algorithm Vectorized using AVX-512 on Intel Skylake",
 //! 2017); the leaves are bitonic networks (Batcher, 1968).
 
 use super::lanes::SortNetwork;
 
-/// Maximum number of ranges that wait.
+/// Maximum number of ranges that wait to be sorted.
 const PENDING: usize = 96;
 
-/// Maximum depth of splits. A deeper split means that pivots are bad; the standard library's sort then sorts the range.
+/// Maximum depth of splits. A deeper split means that pivots are bad; then the standard library's sort sorts the range.
 const DEPTH: u32 = 64;
 
-/// Ranges longer than this have their pivot chosen from more samples.
+/// Length of a range, in keys, above which its pivot is chosen from more samples.
 const LONG: usize = 4096;
 
-/// Higher part of a split that waits at the end of scratch memory.
+/// Higher part of a split, which waits at the end of scratch memory.
 struct PendingSplit<K> {
     to: *mut K,
     length: usize,
     depth: u32,
 }
 
-/// Sorts the `length` keys at `from` to `keys`, which may be the same place.
+/// Sorts the `length` keys at `from` to `keys`, which may be the same address.
 ///
 /// # Safety
 /// `from`, `keys` and `scratch` must be valid for `length` keys. `scratch` must not overlap `keys`; `from` must be `keys`, or not overlap
-/// it and be `scratch`. The processor must have the instructions of `L`.
+/// `keys` and be `scratch`. The processor must have the instructions of `L`.
 #[inline(always)]
 pub(super) unsafe fn sort<L: SortNetwork>(
     from: *mut L::Key,
@@ -78,7 +78,7 @@ pub(super) unsafe fn sort<L: SortNetwork>(
     }
 }
 
-/// Moves the keys that equal the highest to the end; returns the number of other keys.
+/// Moves the keys that equal the highest key to the end; returns the number of other keys.
 #[inline(always)]
 unsafe fn without_highest<L: SortNetwork>(
     keys: *mut L::Key,
@@ -97,8 +97,8 @@ unsafe fn without_highest<L: SortNetwork>(
     }
 }
 
-/// Streams the keys up to `pivot` to `low_to` and those above to `high_to`, and returns the number of low keys. Either destination may be
-/// `from` itself: no more keys are written than have been read.
+/// Streams the keys up to `pivot` to `low_to` and the keys above `pivot` to `high_to`, and returns the number of low keys. Either
+/// destination may be `from` itself: no more keys are written than have been read.
 #[inline(always)]
 unsafe fn split<L: SortNetwork>(
     from: *const L::Key,
@@ -139,7 +139,7 @@ unsafe fn split<L: SortNetwork>(
     low
 }
 
-/// Returns a key near the median: the median of samples from the whole range.
+/// Returns a key near the median of a range: the median of samples from the whole range.
 #[inline(always)]
 unsafe fn choose<L: SortNetwork>(from: *const L::Key, length: usize) -> L::Key {
     // SAFETY: a range to be split is longer than all samples together.
@@ -168,7 +168,7 @@ unsafe fn sample<L: SortNetwork, const R: usize>(from: *const L::Key, length: us
     }
 }
 
-/// Sorts up to `WIDTH * ROWS` keys.
+/// Sorts a range of up to `WIDTH * ROWS` keys.
 #[inline(always)]
 unsafe fn leaf<L: SortNetwork>(from: *const L::Key, to: *mut L::Key, length: usize) {
     // SAFETY: as the caller's.
@@ -284,7 +284,7 @@ unsafe fn columns<L: SortNetwork>(rows: &mut [L; 16]) {
     }
 }
 
-/// Merges groups of columns. Each group and its neighbours together have `LAST + 1` columns.
+/// Merges groups of columns. Each group and its neighbour together have `LAST + 1` columns.
 #[inline(always)]
 unsafe fn merge_columns<L: SortNetwork, const LAST: usize>(rows: &mut [L; 16]) {
     // SAFETY: as the caller's.
@@ -313,7 +313,7 @@ unsafe fn merge_columns<L: SortNetwork, const LAST: usize>(rows: &mut [L; 16]) {
     }
 }
 
-/// Merges the sorted halves of each `SIZE` rows.
+/// Merges the sorted halves of each group of `SIZE` rows.
 #[inline(always)]
 unsafe fn merge<L: SortNetwork, const R: usize, const SIZE: usize>(rows: &mut [L; R]) {
     // SAFETY: as the caller's.
@@ -353,7 +353,7 @@ unsafe fn compare<L: SortNetwork, const R: usize, const DISTANCE: usize>(rows: &
     }
 }
 
-/// Reverses the lanes.
+/// Returns a row with its lanes in reverse order.
 #[inline(always)]
 unsafe fn turn<L: SortNetwork>(row: L) -> L {
     // SAFETY: as the caller's.

@@ -1,4 +1,4 @@
-//! Sorts arrays that do not fit into memory, or are stored in several files: in slices by value, each gathered by a pass over all of the
+//! Sorts arrays that do not fit into memory, or are stored in several files: in slices by value, each gathered by a pass over the whole
 //! input. Only the result is written, whereas a merge would write and read all data once more.
 
 use std::marker::PhantomData;
@@ -7,11 +7,10 @@ use super::super::huge_pages;
 use super::super::simd::Level;
 use super::{Sortable, Sorts};
 
-/// Number of values from which the ends of slices are chosen.
+/// Number of samples from which the ends of slices are chosen.
 const SAMPLES: usize = 1 << 14;
 
-/// Approximate maximum number of slices of an input: each slice takes a pass over all of the input, so more slices would take far too
-/// long.
+/// Approximate maximum number of slices of an input: each slice takes a pass over the whole input, so more slices would take far too long.
 const SLICES_MAX: usize = 1000;
 
 /// Sorts the values in all of `from` (each of whole values) and passes them to `write`, in order, in slices of at most `limit` values (at
@@ -92,7 +91,7 @@ impl<T: Sortable> SliceValues<'_, T> {
         &self.gathered[..at]
     }
 
-    /// Divides a range of more than one key, which has `count` values, into several.
+    /// Divides a range of more than one key, which has `count` values, into several ranges.
     fn cut(&self, lowest: T::Key, highest: T::Key, count: usize) -> Vec<(T::Key, T::Key, usize)> {
         let samples = self.samples(lowest, highest);
         // Twice as many slices as necessary, as a margin for values that the samples do not show.
@@ -122,7 +121,7 @@ impl<T: Sortable> SliceValues<'_, T> {
         join(ranges, self.limit)
     }
 
-    /// Returns some keys of the range, sorted; at least one, because the range is not empty.
+    /// Returns some keys of the range, sorted; at least one key, because the range is not empty.
     fn samples(&self, lowest: T::Key, highest: T::Key) -> Vec<T::Key> {
         let keys = || self.values().map(|value| T::key(value, self.big));
         let within = |key: &T::Key| (lowest..=highest).contains(key);
@@ -143,7 +142,7 @@ impl<T: Sortable> SliceValues<'_, T> {
     }
 }
 
-/// Joins neighbours that are within the limit together.
+/// Joins neighbouring ranges that are within the limit together.
 fn join<K: Copy>(ranges: Vec<(K, K, usize)>, limit: usize) -> Vec<(K, K, usize)> {
     let mut joined: Vec<(K, K, usize)> = Vec::new();
     for range in ranges {

@@ -5,10 +5,10 @@
 
 use super::lanes::KeyLanes;
 
-/// Maximum number of ranges.
+/// Maximum number of ranges of a split.
 pub(super) const WAYS: usize = 64;
 
-/// Number of vectors that are processed at a time; the number of keys must be a multiple of theirs.
+/// Number of vectors that are processed at a time; the number of keys must be a multiple of the keys in these vectors.
 pub(super) const AT_ONCE: usize = 4;
 
 /// Number of keys at which a stage is emptied.
@@ -17,10 +17,10 @@ const FULL: usize = 256;
 /// Number of bytes that memory transfers at a time.
 const LINE: usize = 64;
 
-/// Adds the number of `length` keys above each pivot to `above`.
+/// Adds the number of the `length` keys that are above each pivot to `above`.
 ///
 /// # Safety
-/// `keys` must be valid for `length` keys, a multiple of the vector's width.
+/// `keys` must be valid for `length` keys, a multiple of the keys in [`AT_ONCE`] vectors.
 #[inline(always)]
 pub(super) unsafe fn count<L: KeyLanes>(
     keys: *const L::Key,
@@ -41,7 +41,7 @@ pub(super) unsafe fn count<L: KeyLanes>(
     }
 }
 
-/// Keys in transit to a range.
+/// Stage of a range: keys in transit to the range.
 #[repr(align(64))]
 struct KeyBuffer<K> {
     keys: [K; FULL + 16 * AT_ONCE],
@@ -54,12 +54,12 @@ struct KeyBuffer<K> {
 /// Stages of all ranges.
 pub(super) struct Stages<K> {
     stages: Box<[KeyBuffer<K>]>,
-    /// Whether lines are stored past the caches.
+    /// Whether whole lines are stored past the caches.
     far: bool,
 }
 
 impl<K: Copy> Stages<K> {
-    /// Makes stages for ranges that begin at a place and have space for some keys; `key` is any key.
+    /// Returns stages for ranges, each given by its start and the number of keys it has space for; `key` is any key.
     pub(super) fn new(ranges: &[(*mut K, usize)], key: K, far: bool) -> Self {
         let stage = |(to, space): &(*mut K, usize)| KeyBuffer {
             keys: [key; FULL + 16 * AT_ONCE],
@@ -77,7 +77,7 @@ impl<K: Copy> Stages<K> {
     ///
     /// # Safety
     /// `keys` must be valid for `length` keys, a multiple of [`AT_ONCE`] vectors, and each range must have space for all its keys. There
-    /// is one stage more than pivots.
+    /// must be one stage more than pivots.
     #[inline(always)]
     pub(super) unsafe fn take<L: KeyLanes<Key = K>>(
         &mut self,
@@ -124,7 +124,7 @@ impl<K: Copy> Stages<K> {
     /// Moves one key to the range `way`.
     ///
     /// # Safety
-    /// The range must have space for it.
+    /// The range `way` must have space for the key.
     #[inline(always)]
     pub(super) unsafe fn put<L: KeyLanes<Key = K>>(&mut self, key: K, way: usize) {
         let stage = &mut self.stages[way];
@@ -136,7 +136,7 @@ impl<K: Copy> Stages<K> {
         }
     }
 
-    /// Empties all stages.
+    /// Moves the keys of all stages to their ranges.
     ///
     /// # Safety
     /// Each range must have space for the keys in its stage.
@@ -151,7 +151,7 @@ impl<K: Copy> Stages<K> {
 }
 
 impl<K: Copy> KeyBuffer<K> {
-    /// Adds the lanes of `bits`.
+    /// Adds the lanes of a vector that `bits` selects to the stage.
     #[inline(always)]
     unsafe fn put<L: KeyLanes<Key = K>>(&mut self, vector: L, bits: u32) {
         // SAFETY: the stage has space for a vector more than it needs.
@@ -163,7 +163,7 @@ impl<K: Copy> KeyBuffer<K> {
         self.length += bits.count_ones() as usize;
     }
 
-    /// Moves whole lines out, or all keys if `all`.
+    /// Moves whole lines out of the stage, or all of its keys if `all`.
     #[inline(always)]
     unsafe fn empty<L: KeyLanes<Key = K>>(&mut self, far: bool, all: bool) {
         let line = LINE / size_of::<K>();

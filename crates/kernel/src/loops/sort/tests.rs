@@ -1,7 +1,7 @@
 use super::*;
 use proptest::prelude::*;
 
-/// Generates some values of each kind that is prone to errors, among arbitrary ones.
+/// Generates values of each kind that is prone to errors, among arbitrary values.
 fn words() -> impl Strategy<Value = u64> {
     prop_oneof![
         6 => any::<u64>(),
@@ -18,7 +18,7 @@ fn words() -> impl Strategy<Value = u64> {
     ]
 }
 
-/// Returns numbers from a seed, for long arrays.
+/// Returns pseudorandom values from a seed, for long arrays.
 fn many(length: usize, mut seed: u64, mask: u64) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(8 * length);
     for _ in 0..length {
@@ -30,7 +30,7 @@ fn many(length: usize, mut seed: u64, mask: u64) -> Vec<u8> {
     bytes
 }
 
-/// Sorts with all levels and with `order`, a plain comparison of native values, and compares the bytes.
+/// Sorts values on all SIMD levels and with `order`, a plain comparison of native values, and compares the bytes.
 fn check<T: Sorts, const N: usize>(
     bytes: &[u8],
     native: fn([u8; N]) -> T,
@@ -80,7 +80,7 @@ fn check_all(bytes: &[u8]) {
     check::<f64, 8>(bytes, f64::from_le_bytes, i64::to_ne_bytes, doubles);
 }
 
-/// Compares in the total order, except that all NaN are last, and those of negative sign after the others.
+/// Compares doubles in the total order, except that all NaN are last, and NaN of negative sign after other NaN.
 fn doubles(a: &f64, b: &f64) -> std::cmp::Ordering {
     let minus = |x: &f64| x.is_nan() && x.is_sign_negative();
     minus(a).cmp(&minus(b)).then(a.total_cmp(b))
@@ -90,7 +90,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn sort_matches_comparison_sort_on_all_levels(words in prop::collection::vec(words(), 0..700)) {
+    fn sort_matches_comparison_sort_on_all_simd_levels(words in prop::collection::vec(words(), 0..700)) {
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
         check_all(&bytes);
     }
@@ -145,7 +145,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn slices_are_bounded_and_in_order(
+    fn sort_slices_are_bounded_and_in_order(
         parts in prop::collection::vec(prop::collection::vec(prop_oneof![
             3 => any::<i32>(), 2 => Just(7), 1 => Just(i32::MIN), 1 => Just(i32::MAX),
         ], 0..400), 1..4),

@@ -7,7 +7,7 @@ use tidemill_core::label::{Failure, FailureKind, Outcome};
 use tidemill_core::layout::RESERVE_BYTES;
 use tidemill_core::time::Span;
 
-/// Interval of reports of free space by nodes whose devices have a capacity limit.
+/// Interval at which nodes whose devices have a capacity limit report their free space.
 const STATUS_PERIOD: Span = Span::from_secs(1);
 
 impl Engine<'_> {
@@ -47,7 +47,7 @@ impl Engine<'_> {
         self.begin(station);
     }
 
-    /// Returns a node's report of its device, if the device has a capacity limit.
+    /// Returns a node's report of the free space on its device, if the device has a capacity limit.
     pub(super) fn status(&self, station: u32) -> Option<Event> {
         let free = self.stations[station as usize].free()?;
         let (node, role) = id_of(self.platform, station as usize);
@@ -60,7 +60,7 @@ impl Engine<'_> {
         Some(Event::NodeStatus { node, view })
     }
 
-    /// Reports free space once per period.
+    /// Reports the free space of a station's device once per period.
     pub(super) fn tell_space(&mut self, station: u32) {
         let now = self.clock.now();
         if now.since(self.reported[station as usize]) < STATUS_PERIOD {
@@ -72,7 +72,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns a message about a node that gets no work since its device is full, for people.
+    /// Returns a message for people about the first node that gets no work because its device is full.
     pub(super) fn first_full(&self) -> Option<String> {
         let full =
             |station: &super::Station| station.free().is_some_and(|free| free < RESERVE_BYTES);
@@ -82,7 +82,7 @@ impl Engine<'_> {
     }
 }
 
-/// Returns the reason for which an output was not written, for people.
+/// Returns the reason for which an output was not written to a full device, for people.
 pub(super) fn full(node: NodeId, bytes: u64) -> String {
     let needed = tidemill_core::display::bytes(bytes);
     format!("the device of node {node} is full, {needed} did not fit")

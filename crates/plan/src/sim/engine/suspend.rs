@@ -1,6 +1,5 @@
-//! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. The decisions are those of
-//! `tidemill_core::elastic`, as in a running cluster, based on the demand that the dispatcher reports. The checks are as frequent as those of
-//! a server.
+//! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. `tidemill_core::elastic` makes the decisions,
+//! as in a running cluster, based on the demand that the dispatcher reports. The checks are as frequent as those of a server.
 
 use super::{Engine, PlannedEvent, id_of, node_at, view};
 use crate::sim::quantity::whole;
@@ -13,10 +12,10 @@ use tidemill_core::elastic::{
 use tidemill_core::event::{Event, JobState};
 use tidemill_core::time::{Span, Time};
 
-/// Interval at which the demand is checked.
+/// Interval at which the demand for nodes is checked.
 const LOOK: Span = Span::from_millis(500);
 
-/// Time for which a node was suspended and resuming until the job's end, and the number of resumes.
+/// Time for which a node was suspended and resuming until the job's end, and the number of its resumptions.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(in crate::sim) struct SuspendTimes {
     pub(in crate::sim) suspended: Span,
@@ -24,7 +23,7 @@ pub(in crate::sim) struct SuspendTimes {
     pub(in crate::sim) resumes: u64,
 }
 
-/// State of a node.
+/// Power state of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum PowerState {
     Active,
@@ -32,14 +31,14 @@ enum PowerState {
     Resuming,
 }
 
-/// One storage node.
+/// Power state of one storage node and its times.
 #[derive(Debug)]
 struct StationPower {
     suspension: Suspension,
     state: PowerState,
     since: Time,
     suspend_times: SuspendTimes,
-    /// Whether some work needed the node at the last check.
+    /// Whether a task needed the node at the last check.
     needed: bool,
 }
 
@@ -59,12 +58,12 @@ impl StationPower {
     }
 }
 
-/// All storage nodes; empty if none is ever suspended.
+/// Power states of all storage nodes; empty if no node is ever suspended.
 #[derive(Debug, Default)]
 pub(super) struct PowerStates {
     nodes: Vec<StationPower>,
     allocation: Allocation,
-    /// Time of the next check.
+    /// Time of the next check of the demand.
     next: Option<Time>,
 }
 
@@ -103,7 +102,7 @@ impl PowerStates {
         }
     }
 
-    /// Returns the suspended times of all nodes until `end`.
+    /// Returns the suspended times of each node until `end`.
     pub(super) fn ended(mut self, end: Time) -> Vec<SuspendTimes> {
         for power in &mut self.nodes {
             let state = power.state;
@@ -117,7 +116,7 @@ impl PowerStates {
 }
 
 impl Engine<'_> {
-    /// Suspends the nodes that are suspended before the job is submitted.
+    /// Suspends the nodes that the platform suspends before the job is submitted.
     pub(super) fn begin_power_states(&mut self) {
         for index in 0..self.power_states.nodes.len() {
             if self.power_states.nodes[index].state == PowerState::Suspended {
@@ -127,7 +126,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Begins to check the demand.
+    /// Begins to check the demand for nodes at intervals.
     pub(super) fn begin_looks(&mut self) {
         if self.power_states.nodes.is_empty() {
             return;
@@ -202,7 +201,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Checks which nodes are needed.
+    /// Checks which nodes are needed, and suspends or resumes nodes.
     pub(super) fn look(&mut self) {
         let now = self.clock.now();
         // An earlier check was planned since, and scheduled this one again.
@@ -241,7 +240,7 @@ impl Engine<'_> {
         }
     }
 
-    /// Returns the nodes to resume for tasks that wait for capacity.
+    /// Returns the suspended nodes to resume for tasks that wait for capacity.
     fn shared_with(&self, demand: &Demand) -> Vec<usize> {
         let able: BTreeSet<usize> = demand.able.iter().map(|id| id.0 as usize).collect();
         let nodes = &self.power_states.nodes;
@@ -269,7 +268,7 @@ impl Engine<'_> {
         chosen.map(|&(_, index)| index).collect()
     }
 
-    /// Work is core time, as in a running cluster.
+    /// Returns a node as a candidate for resuming; its work is core time, as in a running cluster.
     fn worker(&self, index: usize, resume: Span) -> ResumeCandidate {
         let node = node_at(self.platform, index);
         let milli = |watts: f64| whole(watts * 1000.0);

@@ -12,7 +12,7 @@ const MEASURED_BYTES_MIN: u64 = 1 << 20;
 pub(super) struct Fetches {
     /// Time from the request for an object to its first byte.
     pub(super) latency: Span,
-    /// Rate of large fetches without their latencies; `None` if there were none.
+    /// Rate of large fetches without their latencies, in bytes per second; `None` if there were no large fetches.
     pub(super) bytes_per_sec: Option<u64>,
 }
 
@@ -24,7 +24,7 @@ struct Fetch {
 }
 
 impl Trace {
-    /// Returns the median latency of tasks that fetched little, and the rate of all other tasks together.
+    /// Returns the median latency of tasks that fetched few bytes, and the rate of all other tasks together.
     pub(super) fn fetches(&self) -> Fetches {
         let links = self.nodes.iter().map(|one| one.link_bytes_per_sec);
         let reported = links.max().unwrap_or(0);
@@ -81,7 +81,7 @@ mod tests {
     use super::super::tests::TRACE;
     use super::*;
 
-    /// Returns the trace with two tasks that fetch `raw` for the second node and `part` for the first.
+    /// Returns a trace with two tasks: they fetch `raw` to the second node and `part` to the first.
     fn trace(moved: [u64; 2], ns: [u64; 2]) -> Trace {
         let mut trace = Trace::parse("t.json", TRACE).unwrap();
         trace.tasks[1].node = 3;

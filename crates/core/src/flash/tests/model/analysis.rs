@@ -1,7 +1,7 @@
 //! Model of analysis on the controller of a device: its speed, the times at which it may run, and its remaining work.
 //!
-//! From "Active Flash" §6.2: a kernel works on B bytes at a time and looks for requests in between, so a request that finds it working
-//! waits B / 2T on average.
+//! From "Active Flash" §6.2: a kernel works on B bytes at a time and looks for requests in between, so a request that finds the kernel
+//! working waits B / 2T on average.
 
 use std::collections::VecDeque;
 
@@ -9,37 +9,37 @@ use crate::time::Span;
 
 use super::timeline::time_of;
 
-/// Time at which analysis may run.
+/// Time at which the analysis may run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Mode {
-    /// As data is written, while it is still in the controller's memory, which holds the last `dram_bytes` written. Data that has left the
-    /// memory is read back from flash in idle time, after collection.
+    /// Data is analysed as it is written, while it is in the controller's memory, which holds the last `dram_bytes` written. Data that has
+    /// left the memory is read back from flash in idle time, after collection.
     AtWrite {
         /// Size of the data that the controller's memory holds, in bytes.
         dram_bytes: u64,
     },
-    /// When no request is being served, on data read back from flash; collection in the background has priority.
+    /// Data is read back from flash and analysed when no request is being served; background collection has priority.
     Idle,
-    /// As [`Mode::Idle`], but collection in the background waits until the analysis is done. Collection without which a write can't proceed
-    /// is not postponed.
+    /// As [`Mode::Idle`], but background collection waits until the analysis is done. Collection without which a write can't proceed is not
+    /// postponed.
     IdleCollectionYields,
 }
 
-/// Analysis of all data that is written, and of data written before.
+/// Analysis of all data that is written during a run, and of data written before.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Analysis {
-    /// Time at which it may run.
+    /// Time at which the analysis may run.
     pub(crate) mode: Mode,
     /// T: bytes per second that the kernel processes, not including reads from flash.
     pub(crate) bytes_per_s: u64,
-    /// B: bytes processed before the kernel looks for requests. The paper's prototype has 32 KiB.
+    /// B: bytes that the kernel processes before it looks for requests. The paper's prototype has 32 KiB.
     pub(crate) slice_bytes: u64,
-    /// Ranges (first byte, bytes) that are on the device before the first request and are to be analysed.
+    /// Ranges (first byte, bytes) that are on the device before the first request and must be analysed.
     pub(crate) resident: Vec<(u64, u64)>,
 }
 
 impl Analysis {
-    /// Returns the time for a full slice, B / T.
+    /// Returns the time that the kernel takes for a full slice, B / T.
     pub(crate) fn slice_time(&self) -> Span {
         time_of(self.slice_bytes, self.bytes_per_s)
     }
@@ -50,7 +50,7 @@ impl Analysis {
     }
 }
 
-/// Piece of the stream of data to analyse: `bytes` from `offset` on, at position `start` of the stream.
+/// Range of the data to analyse: `bytes` from `offset` on the device, at position `start` of the analysed stream.
 #[derive(Clone, Copy, Debug)]
 struct Segment {
     start: u64,
@@ -64,11 +64,11 @@ pub(crate) struct Pending {
     slice_bytes: u64,
     dram_bytes: u64,
     segments: Vec<Segment>,
-    /// Length of the stream so far, in bytes.
+    /// Length of the analysed stream so far, in bytes.
     total: u64,
-    /// Position of the stream: all earlier data was analysed, is in `left`, or is being processed.
+    /// Position in the stream: all earlier data was analysed, is in `left`, or is being processed.
     next: u64,
-    /// Parts (start, end) of the stream that left memory before they were analysed.
+    /// Ranges (start, end) of the stream that left memory before they were analysed.
     left: VecDeque<(u64, u64)>,
 }
 
@@ -93,7 +93,7 @@ impl Pending {
         pending
     }
 
-    /// Adds written data.
+    /// Adds written data to the end of the stream.
     pub(crate) fn written(&mut self, offset: u64, bytes: u64) {
         if bytes == 0 {
             return;
@@ -119,7 +119,7 @@ impl Pending {
         self.next == self.total && self.left.is_empty()
     }
 
-    /// Returns whether there is data to read back from flash.
+    /// Returns whether data must be read back from flash for the analysis.
     pub(crate) fn has_left(&self) -> bool {
         !self.left.is_empty()
     }
@@ -196,8 +196,7 @@ fn idle_analysis_reads_everything_back() {
     assert!(pending.is_empty());
 }
 
-/// Table 7 of the paper gives compute times for 100 MB. Section 6.2 says that slices of 32 KB delay requests by 3 to 8
-/// ms.
+/// Table 7 of the paper gives compute times for 100 MB. Section 6.2 says that slices of 32 KB delay requests by 3 to 8 ms.
 #[test]
 fn kernels_of_the_paper_delay_by_3_to_8_ms() {
     let expected_us = [3_093, 3_453, 4_328, 7_750];

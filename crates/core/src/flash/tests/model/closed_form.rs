@@ -4,12 +4,12 @@
 //! cleaning with blocks of finite size. X. Luojie and B. Kurkoski found Eq. 4, too ("An improved analytic expression for write
 //! amplification in NAND flash", ICNC 2012).
 //!
-//! Both take `alpha`, physical over logical pages *that hold data*: blocks that the collector keeps free, and the unwritten half of the
-//! open ones, are not part of it.
+//! Both equations take `alpha`, physical over logical pages *that hold data*: blocks that the collector keeps free, and the unwritten half
+//! of open blocks, do not count.
 
-/// Returns Lambert's W, principal branch, on [−1/e, 0): the w ≥ −1 with w·eʷ = `x`.
+/// Returns Lambert's W of `x`, principal branch, for `x` in [−1/e, 0): the w ≥ −1 with w·eʷ = `x`.
 ///
-/// NaN outside of that range.
+/// Returns NaN if `x` is outside of that range.
 pub(crate) fn lambert_w0(x: f64) -> f64 {
     let least = -(-1.0f64).exp();
     if !(least..0.0).contains(&x) {
@@ -28,10 +28,10 @@ pub(crate) fn lambert_w0(x: f64) -> f64 {
     f64::midpoint(low, high)
 }
 
-/// Returns the write amplification if the block written longest ago is always collected (Desnoyers Eq. 4): α / (α + W(−α·e^−α)). This is
-/// also the limit of greedy collection for very large blocks.
+/// Returns the write amplification if the block written longest ago is always collected (Desnoyers Eq. 4): α / (α + W(−α·e^−α)). This value
+/// is also the limit of greedy collection for very large blocks.
 ///
-/// NaN unless `alpha` > 1.
+/// Returns NaN unless `alpha` > 1.
 pub(crate) fn oldest_first(alpha: f64) -> f64 {
     if alpha > 1.0 {
         alpha / (alpha + lambert_w0(-alpha * (-alpha).exp()))
@@ -43,7 +43,7 @@ pub(crate) fn oldest_first(alpha: f64) -> f64 {
 /// Returns the write amplification if the block with the fewest valid pages is always collected (Desnoyers Eq. 12): Eq. 4 at k·α, divided
 /// by k, with k = 1 + 1 / (2 · `pages_per_block`).
 ///
-/// NaN unless `alpha` > 1.
+/// Returns NaN unless `alpha` > 1.
 pub(crate) fn greedy(alpha: f64, pages_per_block: u32) -> f64 {
     let k = 1.0 + 1.0 / (2.0 * f64::from(pages_per_block));
     if alpha > 1.0 {
@@ -63,7 +63,7 @@ fn lambert_w0_inverts_its_definition() {
     assert!(lambert_w0(-0.5).is_nan());
 }
 
-/// The abstract of Luojie and Kurkoski gives 2.36 at 30 % (2.35 in their simulation).
+/// The abstract of Luojie and Kurkoski gives a write amplification of 2.36 at 30 % (2.35 in their simulation).
 #[test]
 fn oldest_first_has_the_published_value() {
     assert!((oldest_first(1.3) - 2.36).abs() < 0.005);

@@ -1,8 +1,8 @@
 //! Simulated device that serves requests and analyses data in virtual time.
 //!
-//! One controller core takes requests in turn and computes analysis slices; chips and channels work in parallel to it. A request that
-//! arrives while a slice is computed waits for the end of the slice, as on the single-core prototype of "Active Flash" (§6.2). The core is
-//! free while chips read, program or erase.
+//! A single controller core accepts requests one after the other and computes analysis slices; chips and channels work in parallel to the
+//! core. A request that arrives while a slice is computed waits for the end of the slice, as on the single-core prototype of "Active Flash"
+//! (§6.2). The core is free while chips read, program or erase.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -17,26 +17,26 @@ use crate::flash::ftl::{FlashCounters, Ftl};
 /// Kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// Read from the device.
+    /// Read of bytes from the device.
     Read,
-    /// Write to the device. It is done when the data is in flash.
+    /// Write of bytes to the device. The write is done when the data is in flash.
     Write,
 }
 
 /// One request of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Request {
-    /// Time of arrival.
+    /// Time at which the request arrives.
     pub(crate) arrival: Time,
     /// Kind of the request.
     pub(crate) kind: Kind,
-    /// Offset of the first byte.
+    /// Offset of the first requested byte on the device.
     pub(crate) offset: u64,
-    /// Number of bytes.
+    /// Number of requested bytes.
     pub(crate) bytes: u64,
 }
 
-/// Reason for which a run is refused.
+/// Reason for which a simulation run is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum RunError {
     /// A request is not inside the device.
@@ -44,54 +44,54 @@ pub(crate) enum RunError {
     Request {
         /// Index of the request, from 0.
         index: usize,
-        /// Error of the range.
+        /// Requested range and the capacity of the device.
         source: RangeError,
     },
     /// Data to analyse is not inside the device.
     #[error("data to analyse: {0}")]
     Resident(RangeError),
-    /// The analysis would never end.
+    /// The analysis would never end, because a setting is zero.
     #[error("analysis: {field} is 0; it must be at least 1")]
     Zero {
-        /// Name of the setting.
+        /// Name of the setting that is zero.
         field: &'static str,
     },
 }
 
-/// Latencies of requests.
+/// Latencies of the requests in a run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Latency {
-    /// Number of requests served.
+    /// Number of requests that were served.
     pub(crate) requests: u64,
-    /// Mean time from arrival until done.
+    /// Mean time from the arrival of a request until it is done.
     pub(crate) mean: Span,
-    /// 99th percentile of this time.
+    /// 99th percentile of the time from the arrival of a request until it is done.
     pub(crate) p99: Span,
-    /// Maximum of this time.
+    /// Maximum time from the arrival of a request until it is done.
     pub(crate) max: Span,
-    /// Number of requests that found the core computing and were the first to do so in that slice.
+    /// Number of requests that arrived while the core computed a slice, and were the first to do so in that slice.
     pub(crate) preemptions: u64,
-    /// Mean wait of these requests for the slice to end, to be compared with B / 2T.
+    /// Mean time that these requests waited for the end of the slice, to be compared with B / 2T.
     pub(crate) preemption_mean: Span,
-    /// Longest wait for a slice to end.
+    /// Maximum time that a request waited for the end of a slice.
     pub(crate) preemption_max: Span,
 }
 
 /// Progress of the analysis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Analysed {
-    /// Bytes analysed.
+    /// Bytes that were analysed.
     pub(crate) bytes: u64,
-    /// Bytes among these that were still in the controller's memory.
+    /// Analysed bytes that were still in the controller's memory.
     pub(crate) bytes_in_memory: u64,
-    /// Time at which there was work for the first time.
+    /// Time at which data to analyse existed for the first time.
     pub(crate) started: Time,
-    /// Time at which no work was left.
+    /// Time at which no data to analyse was left.
     pub(crate) finished: Time,
 }
 
 impl Analysed {
-    /// Returns the rate from the first data to the end, in bytes per second; 0 if there was no data.
+    /// Returns the rate of analysis from the first data to the end, in bytes per second; 0 if there was no data.
     #[expect(clippy::cast_precision_loss, reason = "a rate for people")]
     pub(crate) fn bytes_per_s(&self) -> f64 {
         let seconds = self.finished.since(self.started).as_secs_f64();
@@ -110,33 +110,33 @@ pub(crate) struct Collected {
     pub(crate) background_pages: u64,
     /// Number of pages copied while a write waited.
     pub(crate) forced_pages: u64,
-    /// Number of analysis slices begun while collection was wanted and did wait.
+    /// Number of analysis slices that began while collection was wanted and was postponed.
     pub(crate) yields: u64,
     /// Number of pages copied in idle time after the analysis was done: collection that was postponed and then caught up.
     pub(crate) postponed_pages: u64,
 }
 
-/// Result of a run.
+/// Result of a simulation run.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Report {
     /// Latencies of requests.
     pub(crate) latency: Latency,
     /// Progress of the analysis.
     pub(crate) analysed: Analysed,
-    /// Garbage collection.
+    /// Garbage collection during the run.
     pub(crate) collected: Collected,
-    /// Time at which the last work was done.
+    /// Time at which the last work of the run was done.
     pub(crate) ended: Time,
     /// Counters of the translation layer during the run.
     pub(crate) counts: FlashCounters,
 }
 
-/// Serves `requests` (by arrival; simultaneous ones in the order given) on `ftl`, with or without an analysis at the same time. Each
+/// Serves `requests` (by arrival; simultaneous requests in the given order) on `ftl`, with or without an analysis at the same time. Each
 /// request takes the core for `command`. `ftl` keeps its state at the end of the run, so a device can be filled or aged before, and run
 /// again.
 ///
 /// # Errors
-/// [`RunError`] if a request or range is not inside the device or the analysis has a zero; then no request is served.
+/// [`RunError`] if a request or range is not inside the device or a setting of the analysis is zero; then no request is served.
 pub(crate) fn run(
     ftl: &mut Ftl,
     requests: &[Request],
@@ -175,27 +175,27 @@ fn check(ftl: &Ftl, requests: &[Request], analysis: Option<&Analysis>) -> Result
     Ok(())
 }
 
-/// End of an activity.
+/// End of an activity of the simulated device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
     /// The core has accepted a request.
     Taken(usize),
-    /// The core has computed a slice.
+    /// The core has computed an analysis slice.
     Computed { bytes: u64, in_memory: bool },
     /// A request is done.
     Served(usize),
-    /// A slice has been read from flash.
+    /// An analysis slice has been read from flash.
     Staged { bytes: u64 },
-    /// A step of collection is done.
+    /// A step of garbage collection is done.
     Collected,
 }
 
-/// Activity of the core.
+/// Activity of the controller core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Core {
     Free,
     Command,
-    /// A slice that ends at `until`, and whether a request waits for its end already.
+    /// Analysis slice that ends at `until`, and whether a request waits for its end already.
     Slice {
         until: Time,
         awaited: bool,
@@ -214,11 +214,11 @@ struct Run<'a> {
     sequence: u64,
     core: Core,
     queue: VecDeque<usize>,
-    /// Number of requests that arrived and are not served.
+    /// Number of requests that have arrived and are not served yet.
     outstanding: usize,
-    /// Slice in the controller's memory, to be computed in idle time.
+    /// Bytes of the slice in the controller's memory, to be computed in idle time.
     staged: Option<u64>,
-    /// Whether a slice is being read, or a step of collection is under way.
+    /// Whether an analysis slice is being read from flash, or a step of collection is under way.
     flash_busy: bool,
     latencies: Vec<u64>,
     preempted: (u64, u64, u64),
@@ -327,7 +327,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Gives the core, or idle flash, the next work. Requests come first, and then data that is still in memory, which may leave it. All
+    /// Gives the core, or idle flash, the next work. Requests come first, and then the analysis of data that may soon leave memory. All
     /// other work is done only when no request is outstanding.
     fn proceed(&mut self) {
         if self.core != Core::Free {
@@ -410,7 +410,7 @@ impl<'a> Run<'a> {
         self.at(end, Event::Staged { bytes });
     }
 
-    /// Schedules reads of the pages of a range; pages without data cost nothing.
+    /// Schedules reads of the pages in a range and returns the end of the last read; pages without data cost nothing.
     fn read(&mut self, offset: u64, bytes: u64) -> Time {
         let mut end = self.now;
         let pages = self.ftl.pages_of(offset, bytes);

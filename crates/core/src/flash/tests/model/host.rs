@@ -1,4 +1,4 @@
-//! Host of the translation layer: writes and trims ranges of bytes, and counts their costs.
+//! Host of the translation layer: writes and trims ranges of bytes, and counts the resulting operations.
 
 use crate::flash::blocks::BlockState;
 use crate::flash::ftl::{FlashCounters, FlashOperation, Ftl};
@@ -6,7 +6,7 @@ use crate::flash::geometry::{DeviceSpec, Geometry, NONE};
 use crate::flash::snapshot::{SnapshotError, SnapshotReader, SnapshotWriter, VERSION};
 use crate::time::Span;
 
-/// Range that is not inside the device.
+/// Requested range that is not inside the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("flash device: bytes {offset} to {offset} + {bytes} are not in its {capacity} bytes")]
 pub(crate) struct RangeError {
@@ -29,7 +29,7 @@ impl Ftl {
         self.counts.flash_pages() as f64 * page_bytes / self.counts.host_bytes as f64
     }
 
-    /// Writes bytes. A page that is written in part is read first, if it holds data.
+    /// Writes bytes to the device. A page that is written in part is read first, if it holds data.
     ///
     /// # Errors
     /// [`RangeError`] if the range is not inside the device; then nothing is written.
@@ -65,7 +65,7 @@ impl Ftl {
         Ok(())
     }
 
-    /// Trims the pages that are completely inside a range: their data is discarded and need not be copied.
+    /// Trims the pages that are completely inside a range: their data is discarded and never copied.
     ///
     /// # Errors
     /// [`RangeError`] if the range is not inside the device; then nothing is trimmed.
@@ -115,7 +115,7 @@ impl Ftl {
     }
 
     /// Returns the pages in closed blocks over logical pages: the `alpha` of [`super::closed_form`]. Free blocks are left out, and open
-    /// blocks count as far as they are programmed.
+    /// blocks count with their programmed pages.
     #[expect(clippy::cast_precision_loss, reason = "a ratio of page counts")]
     pub(crate) fn pages_in_use_ratio(&self) -> f64 {
         let pages_per_block = u64::from(self.geometry.spec().pages_per_block);
@@ -162,7 +162,7 @@ impl Ftl {
         self.blocks.iter().map(|(_, block)| block.erases)
     }
 
-    /// Returns its state as bytes.
+    /// Returns the state of the translation layer as bytes.
     pub(crate) fn save(&self) -> Vec<u8> {
         let mut writer = SnapshotWriter::default();
         writer.put(VERSION);
@@ -170,7 +170,7 @@ impl Ftl {
         writer.into_bytes()
     }
 
-    /// Restores the layer that [`Ftl::save`] saved; it continues exactly as the saved layer would.
+    /// Restores a translation layer from the bytes of [`Ftl::save`]; the layer continues exactly as the saved layer would.
     ///
     /// # Errors
     /// [`SnapshotError`] if the bytes are no result of `save` of this version.
@@ -184,12 +184,12 @@ impl Ftl {
 }
 
 impl FlashCounters {
-    /// Returns the number of pages programmed in all.
+    /// Returns the number of pages programmed for the host, for collection and for levelling.
     pub(crate) fn flash_pages(&self) -> u64 {
         self.host_pages + self.collected_pages + self.levelled_pages
     }
 
-    /// Returns the difference to the counters `earlier`.
+    /// Returns the difference between these counters and the counters `earlier`.
     pub(crate) fn since(self, earlier: Self) -> Self {
         Self {
             host_bytes: self.host_bytes - earlier.host_bytes,
@@ -204,9 +204,9 @@ impl FlashCounters {
 }
 
 impl DeviceSpec {
-    /// Returns the prototype of the Active Flash paper (§6, Table 6): 64 GiB and reads of 32 KiB. One read takes 0.75 ms, as in Table 7
-    /// (100 MB in 2.4 s). The paper publishes neither the division of this time between chip and channel nor the numbers of chips and
-    /// blocks: they are ours.
+    /// Returns the prototype of the Active Flash paper (§6, Table 6): 64 GiB and reads of 32 KiB. A read takes 0.75 ms, as in Table 7 (100
+    /// MB in 2.4 s). The paper publishes neither the division of this time between chip and channel nor the numbers of chips and blocks:
+    /// these values are chosen here.
     pub(crate) fn prototype() -> Self {
         Self {
             channels: 4,
@@ -224,7 +224,7 @@ impl DeviceSpec {
 }
 
 impl Geometry {
-    /// Returns the capacity for the host, in bytes.
+    /// Returns the capacity of the device for the host, in bytes.
     pub(crate) fn logical_bytes(&self) -> u64 {
         u64::from(self.logical_pages()) * u64::from(self.spec().page_bytes)
     }

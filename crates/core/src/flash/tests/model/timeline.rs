@@ -1,4 +1,4 @@
-//! Timeline of each chip and channel. Operations are scheduled in the order in which they are passed; each starts when its chip and channel
+//! Timeline of each chip and channel. Operations are scheduled in the order of the calls; each operation starts when its chip and channel
 //! are free.
 
 use crate::time::{Span, Time};
@@ -15,9 +15,9 @@ pub(crate) struct Timeline {
     read: Span,
     program: Span,
     erase: Span,
-    /// Time at which the page that was last read in part is in the controller: its program waits for it.
+    /// Time at which the page that was last read in part is in the controller: the programming of the page waits until then.
     part: Time,
-    /// Time at which the last copied page is safe: an erase waits for it.
+    /// Time at which the last copied page is programmed: an erase waits until then.
     copied: Time,
 }
 
@@ -55,7 +55,7 @@ impl Timeline {
         self.chips[chip as usize]
     }
 
-    /// Schedules an operation of the translation layer that begins at `now` or later. Returns the time at which it is done.
+    /// Schedules an operation of the translation layer that begins at `now` or later. Returns the time at which the operation is done.
     pub(crate) fn book(
         &mut self,
         operation: FlashOperation,
@@ -87,7 +87,7 @@ impl Timeline {
     }
 }
 
-/// Returns the time that `bytes` take at a rate, rounded up to the nanosecond. `rate` must not be 0.
+/// Returns the time that transferring `bytes` takes at `rate` bytes per second, rounded up to the nanosecond. `rate` must not be 0.
 pub(crate) fn time_of(bytes: u64, rate: u64) -> Span {
     let nanoseconds = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(rate));
     Span(u64::try_from(nanoseconds).unwrap_or(u64::MAX))

@@ -25,8 +25,8 @@ impl RandomSource {
     }
 }
 
-/// Returns `count` requests of one page each to uniformly random pages of the first `pages`, as a Poisson process with the given mean gap
-/// from `start` on. `kind` decides whether each is a read or a write.
+/// Returns `count` requests of one page each to uniformly random pages among the first `pages` pages, as a Poisson process with the given
+/// mean gap from `start` on. `kind` decides whether each request is a read or a write.
 pub(crate) fn poisson(
     source: &mut RandomSource,
     kind: Kind,

@@ -1,13 +1,13 @@
-//! The same pass in AVX-512.
+//! The pass of [`super`] over a block in AVX-512.
 
 use std::arch::x86_64::*;
 
 use super::{Centred, LANES, ROWS, pairwise};
 
-/// Distance of prefetches, in bytes.
+/// Distance at which memory is prefetched, in bytes.
 const AHEAD_BYTES: usize = 4096;
 
-/// Half of the lanes fill a vector.
+/// Half of the number of lanes; half of the lanes fill a vector.
 const HALF: usize = LANES / 2;
 
 pub(super) fn doubles(products: bool, values: &[u8], centre: f64) -> Centred<f64> {
@@ -32,7 +32,7 @@ pub(super) fn singles(products: bool, values: &[u8], centre: f64) -> Centred<f32
     }
 }
 
-/// Sums, in two vectors each.
+/// Partial sums, in two vectors each.
 #[derive(Clone, Copy)]
 struct WideSums {
     distances: [__m512d; 2],
@@ -63,7 +63,7 @@ impl WideSums {
     }
 }
 
-/// State of a pass, without its extremes.
+/// State of a pass over a block, without its extremes.
 struct CentredPass<const P: bool> {
     minus_centre: __m512d,
     /// The number 1, hidden from the compiler, which would turn some of the sums into plain additions again. These sums add products with
@@ -91,7 +91,7 @@ impl<const P: bool> CentredPass<P> {
         }
     }
 
-    /// Adds a row, or the lanes of it that the masks select.
+    /// Adds a row of values, or the lanes of the row that the masks select.
     #[inline]
     #[target_feature(enable = "avx512f")]
     fn row(&mut self, values: [__m512d; 2], masks: [__mmask8; 2]) {
@@ -147,7 +147,7 @@ fn lanes(halves: [__m512d; 2]) -> [f64; LANES] {
     unsafe { std::mem::transmute(halves) }
 }
 
-/// Returns the masks of the first `count` lanes.
+/// Returns the masks that select the first `count` lanes.
 fn masks(count: usize) -> [__mmask8; 2] {
     let [low, high, ..] = ((1_u32 << count) - 1).to_le_bytes();
     [low, high]

@@ -1,4 +1,4 @@
-//! Vectors of keys for AVX2 (`Half…`) and AVX-512 (`Wide…`).
+//! Vectors of sort keys for AVX2 (`Half…`) and AVX-512 (`Wide…`).
 
 use std::arch::x86_64::{
     __m256i, __m512i, _mm_sfence, _mm256_blend_epi32, _mm256_blendv_epi8, _mm256_castsi256_pd,
@@ -32,8 +32,8 @@ fn avx512<P: SimdPass>(pass: P) -> P::Output {
     pass.run()
 }
 
-/// Returns a mask of the lanes of a vector of `width` that take the higher key at `distance`. A `distance` of all bits is a reversal: its
-/// upper half is higher.
+/// Returns a mask of the lanes of a vector of `width` lanes that take the higher key at `distance`. A `distance` of all bits is a reversal:
+/// its upper half is higher.
 const fn higher(distance: usize, width: usize) -> u32 {
     let top = 1 << (usize::BITS - 1 - distance.leading_zeros());
     let (mut bits, mut lane) = (0, 0);
@@ -46,7 +46,7 @@ const fn higher(distance: usize, width: usize) -> u32 {
     bits
 }
 
-/// Sixteen keys of four bytes.
+/// Vector of sixteen keys of four bytes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Wide32(__m512i);
 
@@ -202,7 +202,7 @@ unsafe impl SortNetwork for Wide32 {
     }
 }
 
-/// Eight keys of eight bytes.
+/// Vector of eight keys of eight bytes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Wide64(__m512i);
 
@@ -349,7 +349,7 @@ unsafe impl SortNetwork for Wide64 {
     }
 }
 
-/// For each set of lanes of eight, the lanes of the set in order, then lane 0.
+/// Permutation for each set of lanes of eight: the lanes of the set in order, then lane 0.
 static FRONT_8: [[i32; 8]; 256] = {
     let mut table = [[0; 8]; 256];
     let mut bits = 0;
@@ -367,7 +367,7 @@ static FRONT_8: [[i32; 8]; 256] = {
     table
 };
 
-/// For each set of lanes of four, their halves of four bytes in order, then lane 0.
+/// Permutation for each set of lanes of four: the four-byte halves of the set's lanes in order, then lane 0.
 static FRONT_4: [[i32; 8]; 16] = {
     let mut table = [[0; 8]; 16];
     let mut bits = 0;
@@ -386,11 +386,11 @@ static FRONT_4: [[i32; 8]; 16] = {
     table
 };
 
-/// Eight keys of four bytes.
+/// Vector of eight keys of four bytes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Half32(__m256i);
 
-/// Returns all ones in the lanes of eight bytes below `count`.
+/// Returns a vector with all ones in the eight-byte lanes below `count`.
 #[inline(always)]
 unsafe fn first_4(count: usize) -> __m256i {
     let count = i64::try_from(count).unwrap_or(4);
@@ -398,7 +398,7 @@ unsafe fn first_4(count: usize) -> __m256i {
     unsafe { _mm256_cmpgt_epi64(_mm256_set1_epi64x(count), _mm256_setr_epi64x(0, 1, 2, 3)) }
 }
 
-/// Returns all ones in the lanes of four bytes below `count`.
+/// Returns a vector with all ones in the four-byte lanes below `count`.
 #[inline(always)]
 unsafe fn first_8(count: usize) -> __m256i {
     let count = i32::try_from(count).unwrap_or(8);
@@ -529,7 +529,7 @@ unsafe impl SortNetwork for Half32 {
     }
 }
 
-/// Four keys of eight bytes.
+/// Vector of four keys of eight bytes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Half64(__m256i);
 

@@ -420,7 +420,7 @@ fn task_instances_read_records_across_stripes_once_and_whole() {
             let word = per.replace("stripe-object", "part");
             format!(
                 r#"name = "{output}"; kernel = "cat"; type = "program"; args = [ "d/t" ]; per = "{per}"; records = {records};
-                   input = [ "d/t" ]; output = [ "{output}/%{word}" ]; stdout = "{output}/%{word}";"#
+                   input = [ "d/t" ]; output = [ "{output}/{{{word}}}" ]; stdout = "{output}/{{{word}}}";"#
             )
         };
         let run = |records: &str, per: &str, output: &str| {

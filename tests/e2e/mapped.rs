@@ -56,8 +56,8 @@ fn program_reads_variable_values_as_plain_file() {
         let show = |file: &str, variable: &str, per: &str| {
             let word = per.replace("stripe-object", "part");
             job(&format!(
-                r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.%{word}" ]; per = "{per}"; variable = "netcdf:{variable}";
-                   input = [ "{file}" ]; output = [ "v/{variable}.%{word}", "l/{variable}.%{word}" ]; stdout = "v/{variable}.%{word}";"#
+                r#"name = "show"; kernel = "show"; args = [ "{file}", "l/{variable}.{{{word}}}" ]; per = "{per}"; variable = "netcdf:{variable}";
+                   input = [ "{file}" ]; output = [ "v/{variable}.{{{word}}}", "l/{variable}.{{{word}}}" ]; stdout = "v/{variable}.{{{word}}}";"#
             ))
         };
         // Interleaved big-endian records: there is a chunk for each stripe that contains some.
@@ -473,8 +473,8 @@ fn zarr_directory_is_read_on_nodes_with_its_chunks() {
         ] {
             let word = per.replace("stripe-object", "part");
             let task = format!(
-                r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/%{word}" ];
-                   per = "{per}"; variable = "zarr:{variable}"; input = [ "{directory}" ]; output = [ "v/%{word}", "l/%{word}" ]; stdout = "v/%{word}";"#
+                r#"name = "show"; kernel = "sh"; type = "program"; args = [ "-c", "cat $0; printf %s \"$TIDEMILL_LAYOUT\" > $1", "{{inputs}}", "l/{{{word}}}" ];
+                   per = "{per}"; variable = "zarr:{variable}"; input = [ "{directory}" ]; output = [ "v/{{{word}}}", "l/{{{word}}}" ]; stdout = "v/{{{word}}}";"#
             );
             let reported = cluster.done(cluster.submit(&job(&task)));
             let tasks = reported["tasks"].as_array().unwrap();

@@ -90,7 +90,7 @@ fn program_mapper_defines_input_of_instances() {
         let word = per.replace("stripe-object", "part");
         job(&format!(
             r#"name = "t"; kernel = "cat"; type = "program"; args = [ "pieces" ]; per = "{per}"; variable = "{}";
-               input = [ "pieces" ]; output = [ "{word}/%{word}" ]; stdout = "{word}/%{word}";"#,
+               input = [ "pieces" ]; output = [ "{word}/{{{word}}}" ]; stdout = "{word}/{{{word}}}";"#,
             mapper(settings)
         ))
     };

@@ -7,8 +7,6 @@
 that take turns by a pipe. One process writes a file (or calls SET), and the other reads the file as soon as it is closed (or calls GET).
 `small`: the time from before the put to after the get, with 4 KiB, p50 of all turns. `large`: bytes per second with 1 MiB. `mapped`: the same, with a reader that maps the file and sums
 it; the peer's reader sums the bytes of GET. The script implements the peer's protocol itself, so that no client library counts.
-`channel`: `tidemill channel bench`, with the time of a message of 4 KiB from the begin of its send until another connection has received it, and messages per second, 16 at once, received
-and acknowledged. The peer uses streams, XADD (16 at once) and XREAD, between two processes of this script.
 Rounds alternate; ratios are those of medians. Prints JSON lines. Needs root and redis-server.
 """
 import argparse
@@ -87,102 +85,6 @@ class Redis:
         key = str(key).encode()
         self.socket.sendall(b"*2\r\n$3\r\nDEL\r\n$%d\r\n%s\r\n" % (len(key), key))
         assert self.socket.recv(4) == b":1\r\n"
-
-
-def filled(peer, size):
-    while len(peer.have) < size:
-        got = peer.socket.recv(1 << 20)
-        assert got
-        peer.have += got
-
-
-def line(peer):
-    while b"\r\n" not in peer.have:
-        got = peer.socket.recv(1 << 20)
-        assert got
-        peer.have += got
-    end = peer.have.index(b"\r\n")
-    text = bytes(peer.have[:end])
-    del peer.have[:end + 2]
-    return text
-
-
-def value(peer):
-    """Reads one answer of the peer, of any type."""
-    first = line(peer)
-    kind, rest = first[:1], first[1:]
-    if kind == b"*":
-        return [value(peer) for _ in range(max(int(rest), 0))]
-    if kind == b"$":
-        size = int(rest)
-        if size < 0:
-            return None
-        filled(peer, size + 2)
-        text = bytes(peer.have[:size])
-        del peer.have[:size + 2]
-        return text
-    assert kind != b"-", rest
-    return rest
-
-
-def words(*words):
-    return b"*%d\r\n" % len(words) + b"".join(b"$%d\r\n%s\r\n" % (len(word), word) for word in words)
-
-
-def stream_reader(store, count, answers):
-    peer = store.connect()
-    peer.have = bytearray()
-    last, got = b"0", 0
-    while got < count:
-        peer.socket.sendall(words(b"XREAD", b"COUNT", b"1024", b"BLOCK", b"30000", b"STREAMS", b"s", last))
-        entries = value(peer)[0][1]
-        last, got = entries[-1][0], got + len(entries)
-        os.write(answers, len(entries).to_bytes(8, "little"))
-    os._exit(0)
-
-
-def streamed(store, size, turns, messages, batch):
-    """Measures the seconds from send to receive, and the messages per second, of the peer's streams."""
-    answers = os.pipe()
-    child = os.fork()
-    if child == 0:
-        stream_reader(store, turns + messages, answers[1])
-    peer, content, times = store.connect(), os.urandom(size), []
-    peer.have = bytearray()
-    time.sleep(0.2)
-    add = words(b"XADD", b"s", b"*", b"m", content)
-    for _ in range(turns):
-        began = time.perf_counter()
-        peer.socket.sendall(add)
-        value(peer)
-        os.read(answers[0], 8)
-        times.append(time.perf_counter() - began)
-    began, seen = time.perf_counter(), 0
-    for _ in range(messages // batch):
-        peer.socket.sendall(add * batch)
-        for _ in range(batch):
-            value(peer)
-    while seen < messages:
-        seen += int.from_bytes(os.read(answers[0], 8), "little")
-    rate = messages / (time.perf_counter() - began)
-    assert os.waitpid(child, 0)[1] == 0
-    peer.socket.sendall(words(b"DEL", b"s"))
-    value(peer)
-    for end in answers:
-        os.close(end)
-    return statistics.median(times), rate
-
-
-def channel(cluster, redis, rounds):
-    cluster.json("workspace", "create", "bench")
-    ours, peer = [], []
-    for _ in range(rounds):
-        got = cluster.json("channel", "bench", "bench", "--messages", "16000")
-        ours.append((got["p50_ns"] / 1e9, got["messages_per_s"]))
-        peer.append(streamed(redis, 4096, 2000, 16000, 16))
-    (p50, rate), (redis_p50, redis_rate) = ([statistics.median(column) for column in zip(*rows)] for rows in (ours, peer))
-    print(json.dumps({"bench": "channel", "bytes": 4096, "us": round_to(p50 * 1e6), "redis_us": round_to(redis_p50 * 1e6), "time_to_redis": round(p50 / redis_p50, 3),
-                      "messages_per_s": round_to(rate), "redis_messages_per_s": round_to(redis_rate), "rate_to_redis": round(rate / redis_rate, 3)}), flush=True)
 
 
 def library(cluster, binary, sizes, redis, rounds):
@@ -286,7 +188,6 @@ def main():
                 compare("small", stores, 4096, 500, args.rounds)
                 compare("large", stores, 1 << 20, 100, args.rounds)
                 compare("mapped", stores, 1 << 20, 100, args.rounds, mapped=True)
-                channel(cluster, stores["redis"], args.rounds)
             finally:
                 with undisturbed():
                     subprocess.run(["umount", "-l", memory], capture_output=True)

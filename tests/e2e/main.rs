@@ -15,7 +15,6 @@ mod burst;
 mod by_grpc;
 mod by_url;
 mod chance;
-mod channels;
 mod cluster;
 mod deployments;
 mod directories;

@@ -47,7 +47,7 @@ pub(crate) const GROUPS: [(&str, &[&str]); 6] = [
             "submit", "job", "rule", "kernel", "lineage", "events", "exec",
         ],
     ),
-    ("Shared space", &["workspace", "channel", "stage"]),
+    ("Shared space", &["workspace", "stage"]),
     (
         "Administration",
         &[
@@ -148,7 +148,6 @@ pub(crate) enum Command {
     Events(command::events::Args),
     Exec(command::exec::Args),
     Workspace(command::workspace::Args),
-    Channel(command::channel::Args),
     Stage(command::stage::Args),
     Remote(command::remote::Args),
     Node(command::node::Args),

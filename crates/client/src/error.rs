@@ -94,11 +94,6 @@ pub enum Error {
     /// The file's node is not part of the cluster or is offline.
     #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
     NodeDown(tidemill_core::id::NodeId),
-    /// A channel has no space for a message.
-    #[error(
-        "channel {0} is full: wait until its consumers have received more messages, or delete an unused consumer (`tidemill channel delete-consumer`)"
-    )]
-    ChannelFull(String),
     /// Error of a local file.
     #[error("{path}: {source}")]
     Local {
@@ -125,7 +120,6 @@ impl Error {
             Self::Refused(status) if status.code() == tonic::Code::ResourceExhausted => {
                 Errno::NOSPC.raw_os_error()
             }
-            Self::ChannelFull(_) => Errno::AGAIN.raw_os_error(),
             Self::Unreachable { .. } => Errno::COMM.raw_os_error(),
             Self::NodeDown(_) | Self::Node { .. } | Self::Resuming(_) => {
                 Errno::HOSTUNREACH.raw_os_error()

@@ -2,7 +2,7 @@
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] transfers bytes between this process and nodes (HTTP), and [`tls`] verifies the
 //! peers of both connections. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users
-//! of this host. [`transfer`] combines server and nodes for whole files, [`channel`] for messages. [`blocks`] caches blocks of files in
+//! of this host. [`transfer`] combines server and nodes for whole files. [`blocks`] caches blocks of files in
 //! stores outside of the cluster.
 //!
 //! The crate also contains the limits for the peers of a listener: [`connections`] for connections, [`concurrency_limit`] for requests,
@@ -10,7 +10,6 @@
 
 mod answer_timeout;
 pub mod blocks;
-pub mod channel;
 pub mod concurrency_limit;
 pub mod connections;
 pub mod credential;
@@ -34,7 +33,6 @@ pub mod transfer;
 pub mod users;
 pub mod windows;
 
-pub use channel::Channel;
 pub use credential::Credential;
 pub use endpoint::Endpoint;
 pub use error::Error;

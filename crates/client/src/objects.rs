@@ -489,7 +489,7 @@ impl Objects {
     }
 
     /// Sends a request with a time limit. All requests to nodes use this function, so that each wait for a node has a limit.
-    pub(crate) async fn send_within(
+    async fn send_within(
         &self,
         limit: Duration,
         remote: &ObjectAddress,

@@ -7,7 +7,6 @@ pub mod attribute;
 pub mod balance;
 pub mod burst;
 pub mod calendar;
-pub mod channel;
 pub mod condition;
 pub mod content;
 pub mod directory;

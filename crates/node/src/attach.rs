@@ -225,11 +225,6 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
             });
         }
         Message::Notes(notes) => on_notes(daemon, notes),
-        Message::Channels(channels) => {
-            let channels_here = Arc::clone(&daemon.parts().channels);
-            channels_here.on_list(&channels);
-            tokio::task::spawn_blocking(move || channels_here.sweep());
-        }
         Message::Revoke(revoke) => daemon.revoked.on_revoke(&revoke, now().0),
         Message::Peers(peers) => daemon.parts().fetcher.set_peers(peers.nodes),
     }

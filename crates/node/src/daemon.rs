@@ -370,9 +370,6 @@ impl Daemon {
         {
             return Err("some of its files are not durable in the backend yet".into());
         }
-        if self.parts().channels.any() {
-            return Err("it keeps channels of workspaces".into());
-        }
         match self.traffic.quiet() {
             None => Err("it is being read or written".into()),
             Some(since) if since < quiet => Err(format!("it was used {} s ago", since.as_secs())),

@@ -542,24 +542,6 @@ impl Store for DirectoryStore {
         }
     }
 
-    fn take_space(&self, bytes: u64) -> Result<(), StoreError> {
-        self.quota
-            .as_ref()
-            .map_or(Ok(()), |quota| quota.take(bytes))
-    }
-
-    fn count_space(&self, bytes: u64) {
-        if let Some(quota) = &self.quota {
-            quota.used_bytes.fetch_add(bytes, Ordering::Relaxed);
-        }
-    }
-
-    fn give_space(&self, bytes: u64) {
-        if let Some(quota) = &self.quota {
-            quota.give_back(bytes);
-        }
-    }
-
     fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
         let path = self.path(object);
         let error = |source| StoreError::from_io(object, &path, source);

@@ -4,7 +4,6 @@
 //! [`crate::labels`] chooses the next label, and stores and reports the outcome; [`crate::task`] executes one label.
 
 use crate::backend::{self, Backend};
-use crate::channels::Channels;
 use crate::db::Db;
 use crate::error::Error;
 use crate::fetch::Fetcher;
@@ -46,8 +45,6 @@ pub struct ExecutorParts {
     pub store: Arc<dyn Store>,
     /// The store in `store`, if the node has a backend.
     pub(crate) backend: Option<Arc<Backend>>,
-    /// Channels of workspaces that the node stores.
-    pub(crate) channels: Arc<Channels>,
     /// Database of the node.
     pub db: Db,
     /// Client that fetches objects from other nodes.

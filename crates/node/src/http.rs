@@ -3,7 +3,6 @@
 //! Every request for an object carries a capability. File work runs on blocking threads, in pieces of one mebibyte, since files are written
 //! and read fastest in large pieces.
 
-use crate::channels::{self, ChannelError};
 use crate::daemon::Daemon;
 use crate::db::DbError;
 use crate::hash_checks::Confirms;
@@ -47,7 +46,7 @@ use tidemill_wire::route::{
     SealReply, SealResult,
 };
 use tokio::net::TcpListener;
-use tokio::sync::{OwnedSemaphorePermit, watch};
+use tokio::sync::watch;
 
 /// Maximum number of bytes per read or write of a file.
 pub const PIECE_BYTES: usize = 1 << 20;
@@ -73,16 +72,12 @@ const CONNECTIONS_EACH_MAX: usize = 256;
 /// Maximum number of request bodies of one user that the node keeps in memory concurrently.
 const BODIES_EACH_MAX: usize = 4;
 
-/// Maximum number of concurrent requests of one user that receive messages or wait for space in a channel. Requests that wait last long.
-const WAITS_EACH_MAX: usize = 64;
-
 /// State that all handlers share.
 #[derive(Clone, Debug)]
 pub(crate) struct HttpContext {
     daemon: Arc<Daemon>,
     pool: Arc<Pool>,
     bodies: Arc<UserPermits>,
-    waits: Arc<UserPermits>,
     reducers: Arc<Reducers>,
     confirms: Arc<Confirms>,
 }
@@ -138,7 +133,6 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
         daemon,
         pool: Arc::default(),
         bodies: Arc::new(UserPermits::new(BODIES_EACH_MAX)),
-        waits: Arc::new(UserPermits::with_patience(WAITS_EACH_MAX, Duration::ZERO)),
         confirms: Arc::default(),
     };
     axum::Router::new()
@@ -166,7 +160,6 @@ fn router(daemon: Arc<Daemon>) -> axum::Router {
         .route("/status", get(status))
         .route("/tasks", get(tasks))
         .route("/tasks/{id}", get(task))
-        .merge(channels::http::routes())
         .merge(ranks::routes())
         .layer(DefaultBodyLimit::disable())
         .layer(from_fn_with_state(context.clone(), gate))
@@ -232,8 +225,6 @@ pub(crate) enum HttpRefusal {
     #[error(transparent)]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Channel(#[from] ChannelError),
-    #[error(transparent)]
     Db(#[from] DbError),
     #[error("the request's body ended early: {0}")]
     Body(#[from] axum::Error),
@@ -256,12 +247,6 @@ impl HttpRefusal {
             }
             Self::Store(StoreError::Sealed { .. }) | Self::OtherHash => StatusCode::CONFLICT,
             Self::Corrupt(..) => StatusCode::GONE,
-            Self::Channel(error) => match error {
-                ChannelError::None => StatusCode::GONE,
-                ChannelError::Refused(_) => StatusCode::CONFLICT,
-                ChannelError::Store(StoreError::Full) => StatusCode::INSUFFICIENT_STORAGE,
-                _ => StatusCode::INTERNAL_SERVER_ERROR,
-            },
             Self::Reduce(trouble) => match trouble {
                 ReduceTrouble::Malformed | ReduceTrouble::Request(_) => StatusCode::BAD_REQUEST,
                 ReduceTrouble::Data(..) => StatusCode::UNPROCESSABLE_ENTITY,
@@ -337,16 +322,6 @@ impl HttpContext {
 
     pub(crate) fn daemon(&self) -> &Daemon {
         &self.daemon
-    }
-
-    /// Waits until the user may send a body that the node keeps in memory.
-    pub(crate) async fn body_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
-        self.bodies.take(uid).await
-    }
-
-    /// Waits until the user may send a request that waits for messages or space.
-    pub(crate) async fn wait_of(&self, uid: u32) -> Result<OwnedSemaphorePermit, Busy> {
-        self.waits.take(uid).await
     }
 
     fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), HttpRefusal> {
@@ -1053,7 +1028,7 @@ async fn read_rows<T: Send + 'static>(
 }
 
 /// Reads a request's body into memory, within a time limit, because the body counts against the limit of concurrent bodies.
-pub(crate) async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, HttpRefusal> {
+async fn collect(body: Body, bytes_max: usize) -> Result<Bytes, HttpRefusal> {
     let mut body = body.into_data_stream();
     let all = async {
         let mut all = BytesMut::new();

@@ -11,7 +11,6 @@
 mod allowed_dirs;
 mod attach;
 pub mod backend;
-mod channels;
 mod clock_check;
 pub mod config;
 pub mod daemon;
@@ -58,7 +57,6 @@ pub use suspended::until_resumed;
 pub use tracker::status_json;
 
 use crate::backend::{Backend, Follower};
-use crate::channels::Channels;
 use crate::db::Db;
 use crate::directory::DirectoryStore;
 use crate::executor::{Executor, ExecutorParts};
@@ -243,13 +241,11 @@ fn open(config: &NodeConfig, runtime: tokio::runtime::Handle) -> Result<Executor
         path: input_cache,
         source,
     })?;
-    let channels = Channels::open(&config.directory, Arc::clone(&store))?;
     Ok(ExecutorParts {
         node: config.node,
         directory: config.directory.clone(),
         store,
         backend,
-        channels: Arc::new(channels),
         db,
         fetcher: Arc::new(fetcher),
         runner: Runner::new(config)?,

@@ -56,18 +56,6 @@ pub trait Store: Send + Sync + std::fmt::Debug {
     /// The errors of [`Store::create`].
     fn reserve(&self, object: ObjectId, size: u64) -> Result<(), StoreError>;
 
-    /// Reserves `bytes` bytes of space for data outside objects, if this store counts space.
-    ///
-    /// # Errors
-    /// [`StoreError::Full`].
-    fn take_space(&self, bytes: u64) -> Result<(), StoreError>;
-
-    /// Counts the space of existing data outside objects, even if the sum is more than the store's capacity.
-    fn count_space(&self, bytes: u64);
-
-    /// Releases the space that [`Store::take_space`] reserved.
-    fn give_space(&self, bytes: u64);
-
     /// Makes an object, sealed or not, durable: its bytes and its name survive power loss.
     ///
     /// # Errors

@@ -49,7 +49,6 @@ const READS: [&str; 19] = [
     "/tidemill.v1.Rules/Log",
     "/tidemill.v1.Workspaces/List",
     "/tidemill.v1.Remotes/List",
-    "/tidemill.v1.Workspaces/Channels",
     WAIT,
     NEXT,
 ];

@@ -3,7 +3,6 @@
 
 use crate::jobs::store::json;
 use crate::names::burst;
-use crate::names::channels;
 use crate::names::replicas::{CURRENT, look_again};
 use crate::names::shared::NamesShared;
 use crate::names::transaction::{Change, Tx};
@@ -76,12 +75,10 @@ pub(crate) fn forgotten(
         burst::lost_elsewhere(db, object)?;
         reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
-    let channels = channels::lose(db, node)?;
     tracing::error!(
         node,
         objects = lost.len(),
         written,
-        channels,
         "a node of the memory tier reconnected without its memory: objects that only it had are lost, see `tidemill cluster health --all`"
     );
     Ok(tx.changes)

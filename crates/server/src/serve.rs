@@ -408,11 +408,7 @@ fn keep_up(
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), cluster.clone()));
-    tokio::spawn(granted_capabilities::run(
-        names.shared().clone(),
-        cluster.clone(),
-    ));
-    tokio::spawn(workspaces::channels::run(names.clone(), cluster));
+    tokio::spawn(granted_capabilities::run(names.shared().clone(), cluster));
     tokio::spawn(orphaned_versions.run());
     tokio::spawn(expiry::run(names.clone()));
     tokio::spawn(workspaces::run(names.clone()));
@@ -559,7 +555,7 @@ impl ServiceParts {
             submissions: Arc::new(UserPermits::new(1)),
         };
         let lineage = lineage(names.clone(), &self.access);
-        let (workspaces, events) = waits(&jobs.names, &self.access, &self.cluster);
+        let (workspaces, events) = waits(&jobs.names, &self.access);
         let remotes = remotes(&jobs.names, &self.access);
         let health = HealthService {
             names: jobs.names.clone(),
@@ -644,13 +640,12 @@ fn remotes(names: &Arc<SqliteNames>, access: &Arc<Access>) -> RemotesServer<Remo
 fn waits(
     names: &Arc<SqliteNames>,
     access: &Arc<Access>,
-    cluster: &Arc<Cluster>,
 ) -> (
     WorkspacesServer<WorkspaceService>,
     EventsServer<EventService>,
 ) {
     (
-        WorkspacesServer::new(WorkspaceService::new(names, access, cluster)),
+        WorkspacesServer::new(WorkspaceService::new(names, access)),
         EventsServer::new(EventService::new(names, access)),
     )
 }

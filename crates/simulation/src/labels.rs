@@ -33,7 +33,6 @@ fn brief(message: &To) -> String {
         To::Probe(_) => "a question for load".into(),
         To::Suspend(_) => "suspend".into(),
         To::Resume(_) => "resume".into(),
-        To::Channels(channels) => format!("{} channels", channels.channels.len()),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
 }

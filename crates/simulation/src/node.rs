@@ -380,8 +380,7 @@ impl SimulatedNode {
                     }
                 });
             }
-            To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) | To::Channels(_) => {
-            }
+            To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) => {}
         }
     }
 

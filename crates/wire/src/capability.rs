@@ -36,12 +36,6 @@ pub mod rights {
     pub const ATTRIBUTES: u32 = 8;
     /// Right to read the object's bytes also before the object is sealed, for files that several mounts write.
     pub const UNSEALED: u32 = 16;
-    /// Right to send to a channel, and to be a consumer for which the channel keeps messages.
-    pub const SEND: u32 = 32;
-    /// Right to receive messages of a channel.
-    pub const RECEIVE: u32 = 64;
-    /// Right to create the file of a channel.
-    pub const CREATE: u32 = 128;
     /// Right to run a rank of a task on the node that reads the object, and to connect to the rank. Only labels of such tasks have it.
     pub const RANK: u32 = 256;
 }

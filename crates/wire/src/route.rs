@@ -22,13 +22,6 @@
 //! | `GET /objects?directory=N` | the objects of one of its 256 directories as JSON: a list of [`ListedObject`] |
 //! | `GET /objects/{id}/attributes`, `GET` or `PUT /objects/{id}/attributes/{page}/{number}` | attributes |
 //! | `GET /objects/{id}/members` | the objects of a collection as JSON |
-//! | `POST /channels/{id}` | creates a channel that the server has announced; idempotent |
-//! | `GET /channels/{id}` | [`ChannelState`] |
-//! | `POST /channels/{id}/messages` | sends messages ([`ChannelSending`]), all or none; answers [`SentMessages`] |
-//! | `GET /channels/{id}/space` | waits until a request of a given size fits ([`ChannelSpace`]); answers whether it does |
-//! | `GET /channels/{id}/messages` | waits for messages ([`ChannelReading`]) |
-//! | `POST /channels/{id}/consumers/{name}?read=N` | the consumer has read all messages before message `N` |
-//! | `DELETE /channels/{id}/consumers/{name}` | removes the consumer |
 //! | `GET /status` | the status object as JSON |
 //! | `GET /tasks` | the task tracker: all labels that are queued or run, as JSON |
 //! | `GET /tasks/{id}` | one task, as JSON; `{id}` is its number in decimal |
@@ -42,13 +35,8 @@
 //! - The body of `/seal` is a list of [`SealItem`]. The first capability of the list is also in the header.
 //! - The body of `/replicas` is a list of [`ReplicaItem`](crate::replicas::ReplicaItem). The first capability of the list is also in the header.
 //!   [`encode`](crate::replicas::encode) writes the answer.
-//! - The body of a request that sends messages has each message with its length before it: four bytes, the lowest first. The request is
-//!   idempotent if it is the producer's last request. The answer is `409` if the producer's last request was another request, or if the
-//!   messages never fit.
-//! - An answer with messages has the number of the first message (eight bytes, the lowest first) and the messages in the form in which they
-//!   are sent. The answer is empty if no message arrived.
 //!
-//! The answer `410` means that the object is corrupt, or lost below the node, or that the channel does not exist.
+//! The answer `410` means that the object is corrupt, or lost below the node.
 //!
 //! Object ids are 16 hexadecimal digits. Every request has a capability in the header [`CAPABILITY_HEADER`]; without it the
 //! node does not read the rest of the request. The capability is for the object. A task needs a capability for its task collection.
@@ -205,66 +193,6 @@ pub struct SealResult {
     pub status: u16,
     /// Reason why the node refused the seal; empty if the object is sealed.
     pub message: String,
-}
-
-/// Query of `POST /channels/{id}/messages`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ChannelSending {
-    /// Random number that identifies the producer of the messages.
-    pub producer: u64,
-    /// Number of messages that the producer has sent before this request.
-    pub sequence: u64,
-}
-
-/// Answer to a request that sends messages to a channel.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct SentMessages {
-    /// Number of the first sent message; the others follow it. `None` if the channel is full.
-    pub first: Option<u64>,
-}
-
-/// Query of `GET /channels/{id}/space`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ChannelSpace {
-    /// Size in bytes of the request's body that must fit into the channel.
-    pub bytes: u64,
-    /// Time that the node waits for space, in milliseconds; a minute at most.
-    pub wait_ms: u64,
-}
-
-/// Query of `GET /channels/{id}/messages`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ChannelReading {
-    /// Number of the first message to return. If this message no longer exists, the answer starts with the next message that exists.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub from: Option<u64>,
-    /// Name of the consumer. Unless `from` is set, the answer starts with the first message that the consumer has not read.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub consumer: Option<String>,
-    /// The consumer has read all messages before message `read`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub read: Option<u64>,
-    /// Maximum size of the answer in bytes. An answer with messages contains at least the messages of one request.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub bytes: Option<u64>,
-    /// Time that the node waits for messages, in milliseconds; a minute at most.
-    #[serde(default)]
-    pub wait_ms: u64,
-}
-
-/// State of a channel.
-#[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct ChannelState {
-    /// Number of the first message that the channel stores.
-    pub first: u64,
-    /// Number of the next message that a producer sends.
-    pub next: u64,
-    /// Total size in bytes of the stored messages.
-    pub held_bytes: u64,
-    /// Capacity of the channel in bytes.
-    pub capacity_bytes: u64,
-    /// Consumers of the channel, and the number of the next message of each consumer.
-    pub consumers: std::collections::BTreeMap<String, u64>,
 }
 
 /// Answer to a request that seals an object.

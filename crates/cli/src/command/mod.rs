@@ -2,7 +2,6 @@
 
 pub(crate) mod r#async;
 pub(crate) mod cat;
-pub(crate) mod channel;
 pub(crate) mod cluster;
 pub(crate) mod completions;
 pub(crate) mod config;
@@ -80,7 +79,6 @@ pub(crate) async fn run(command: Command, context: CommandContext) -> anyhow::Re
         Command::Events(args) => events::run(args, context).await,
         Command::Exec(args) => exec::run(args, context).await,
         Command::Workspace(args) => workspace::run(args, context).await,
-        Command::Channel(args) => channel::run(args, context).await,
         Command::Stage(args) => stage::run(args, context).await,
         Command::Remote(args) => remote::run(args, context).await,
         Command::Node(args) => node::run(args, context).await,

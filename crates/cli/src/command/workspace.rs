@@ -1,6 +1,6 @@
 //! `tidemill workspace`: directories with a quota and an end.
 
-use crate::command::{cat, channel};
+use crate::command::cat;
 use crate::context::{CommandContext, credentials};
 use crate::files;
 use crate::format::{self, ByteSize, TimeLength};
@@ -35,6 +35,8 @@ Files in a workspace are normal files, below /workspaces in the mount.";
 const RENEWAL: Duration = Duration::from_secs(5);
 /// Pause before another request to an offline server.
 const RETRY_PAUSE: Duration = Duration::from_millis(500);
+/// Wait without a limit: centuries.
+const UNLIMITED: Duration = Duration::from_nanos(u64::MAX);
 
 /// Manage workspaces: directories with a quota and an end, in memory if the cluster has a node of the memory tier
 #[derive(Debug, clap::Args)]
@@ -325,7 +327,9 @@ async fn get(args: Get, context: &CommandContext, server: &Server) -> anyhow::Re
     let workspace = files::path(format!("/workspaces/{}", args.name))?;
     let path = workspace.join(args.key.as_bytes());
     if args.wait {
-        let limit = channel::wait_limit(args.wait, args.timeout);
+        let limit = args
+            .timeout
+            .map_or(UNLIMITED, |TimeLength(timeout)| timeout);
         await_file(server, &path, limit).await?;
     }
     cat::to_stdout(&context.transfer().await?, &path, false).await?;

@@ -3,7 +3,7 @@
 use super::token::Token;
 use super::{exact, given, list, records};
 use crate::files::ClusterPath;
-use crate::format::{Bytes, Span, Time};
+use crate::format::{Bytes, Time};
 use tidemill_server::rebuild::{LostFoundEntry, Rebuilt};
 use tidemill_wire::v1;
 
@@ -159,34 +159,6 @@ records! {
         workspace: String,
         /// Number of the lease holder.
         member: u64,
-    }
-
-    /// Deleted consumer of a channel.
-    DeletedConsumer { workspace: String, channel: String, consumer: String }
-
-    /// Sent messages: numbers of the first and the last; null if there was nothing to send.
-    SentMessages { workspace: String, channel: String, first: Option<u64>, last: Option<u64> }
-
-    /// Received message: its bytes as text, or in hexadecimal digits if they are not UTF-8.
-    ReceivedMessage {
-        number: u64,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        text: Option<String>,
-        #[serde(skip_serializing_if = "Option::is_none")]
-        hex: Option<String>,
-    }
-
-    /// Measurement of a channel.
-    ChannelRates {
-        /// Size of a message.
-        bytes: usize,
-        memory: bool,
-        /// Median and 99th percentile of the time from sending to receiving.
-        p50_ns: Span,
-        p99_ns: Span,
-        /// Number of messages of a request.
-        batch: usize,
-        messages_per_s: f64,
     }
 
     /// Outcome of a request to a remote.

@@ -94,12 +94,6 @@ registry! {
     workspace::Workspaces [workspace::Workspace]: "workspace list";
     workspace::Workspace: "workspace create", "workspace delete";
     messages::WorkspaceLease: "workspace join", "workspace leave";
-    workspace::Channels [workspace::ListedChannel]: "channel list";
-    workspace::Channel: "channel create", "channel delete";
-    messages::SentMessages: "channel send";
-    messages::ReceivedMessage: "channel receive";
-    messages::ChannelRates: "channel bench";
-    messages::DeletedConsumer: "channel delete-consumer";
     stage::Placed: "stage status";
     stage::StageOutPlan: "stage out";
     stage::Staged: "stage in", "stage out";

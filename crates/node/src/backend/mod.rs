@@ -535,18 +535,6 @@ impl Store for Backend {
         self.cache.reserve(object, size)
     }
 
-    fn take_space(&self, bytes: u64) -> Result<(), StoreError> {
-        self.cache.take_space(bytes)
-    }
-
-    fn count_space(&self, bytes: u64) {
-        self.cache.count_space(bytes);
-    }
-
-    fn give_space(&self, bytes: u64) {
-        self.cache.give_space(bytes);
-    }
-
     fn sync(&self, object: ObjectId) -> Result<(), StoreError> {
         let synced = self.cache.sync(object);
         self.cached_or(object, synced, |_| Ok(()))

@@ -13,7 +13,6 @@ pub(crate) mod reservations;
 
 use crate::elastic::store;
 use crate::names::burst;
-use crate::names::channels;
 use crate::names::replicas::{CURRENT, DRAIN, EVICT, MIGRATIONS, look_again};
 use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
@@ -443,7 +442,6 @@ fn forget(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Result<
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
     db.execute(sql, params![node, now, CURRENT])?;
     store::forget(db, node)?;
-    channels::lose(db, node)?;
     db.execute("INSERT INTO removed VALUES (?1, ?2)", params![node, now])?;
     for object in others {
         burst::lost_elsewhere(db, object)?;

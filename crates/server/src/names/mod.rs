@@ -9,7 +9,6 @@ pub(crate) mod attribute;
 pub(crate) mod budget;
 pub(crate) mod burst;
 pub(crate) mod changes;
-pub(crate) mod channels;
 pub(crate) mod claims;
 pub(crate) mod commit;
 mod did_you_mean;

@@ -122,13 +122,13 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the bytes and the number of the files below a directory. The bytes include the capacity of the workspace's channels.
+/// Returns the bytes and the number of the files below a directory.
 pub(super) fn used(db: &Connection, directory: u64) -> Result<(u64, u64), Fault> {
     let bytes = sum_of("size");
     let sql = format!(
         "WITH RECURSIVE below(ino) AS (SELECT ?1 UNION SELECT dirent.ino FROM below \
          CROSS JOIN dirent ON dirent.parent = below.ino) \
-         SELECT {bytes} + (SELECT coalesce(sum(capacity), 0) FROM channel WHERE workspace = ?1), count(*) FROM below \
+         SELECT {bytes}, count(*) FROM below \
          CROSS JOIN inode ON inode.ino = below.ino WHERE kind = ?2"
     );
     let row = params![directory.cast_signed(), Kind::File as i32];

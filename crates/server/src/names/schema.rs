@@ -259,17 +259,13 @@ CREATE TRIGGER header_deleted AFTER DELETE ON header WHEN OLD.state = 2 BEGIN
 END;
 ";
 
-// Workspaces, their lease holders, and channels.
+// Workspaces and their lease holders.
 const WORKSPACES: &str = "
 CREATE TABLE workspace(ino INTEGER PRIMARY KEY, quota INTEGER NOT NULL, created INTEGER NOT NULL, expires INTEGER NOT NULL,
   joined INTEGER NOT NULL DEFAULT 0, ends INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE workspace_member(member INTEGER PRIMARY KEY, workspace INTEGER NOT NULL, uid INTEGER NOT NULL, joined INTEGER NOT NULL,
   until INTEGER NOT NULL);
 CREATE INDEX workspace_member_workspace ON workspace_member(workspace);
-CREATE TABLE channel(object INTEGER PRIMARY KEY, workspace INTEGER NOT NULL, name TEXT NOT NULL, node INTEGER NOT NULL,
-  capacity INTEGER NOT NULL, uid INTEGER NOT NULL, created INTEGER NOT NULL, memory INTEGER NOT NULL,
-  lost INTEGER NOT NULL DEFAULT 0);
-CREATE UNIQUE INDEX channel_name ON channel(workspace, name);
 ";
 
 // Stores outside of the cluster, without their keys; directories that show a store, and the objects found there.

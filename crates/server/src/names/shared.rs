@@ -22,7 +22,6 @@ use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::layout::{FreeSpace, PlacementError, to_resume};
 use tidemill_core::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
-use tokio::sync::Notify;
 
 /// Lifetime of a capability. After expiry, a client requests another capability; a mount does so when a node rejects the capability.
 const CAPABILITY: Duration = Duration::from_secs(5 * 60);
@@ -67,8 +66,6 @@ pub(crate) struct NamesShared {
     pub(crate) bursts: Bursts,
     /// Space usage and quotas of workspaces.
     pub(crate) quotas: Quotas,
-    /// Signal that a channel was created or removed.
-    pub(crate) channel_news: Notify,
     /// Rules that are triggered when a version is sealed.
     pub(crate) rules: Rules,
     /// Limits on the stored file events.
@@ -159,7 +156,6 @@ impl NamesShared {
             leaving: Leaving::default(),
             bursts: Bursts::default(),
             quotas: Quotas::default(),
-            channel_news: Notify::new(),
             rules: Rules::default(),
             events: EventCount::default(),
             limits: Allowed::default(),

@@ -50,30 +50,6 @@ pub(crate) enum WorkspaceRefusal {
     )]
     NoMember(String, u64),
     #[error(
-        "{0:?} can't be the name of a channel: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
-    )]
-    ChannelName(String),
-    #[error("workspace {0} has a channel {1} already: `tidemill channel list {0}`")]
-    ChannelExists(String, String),
-    #[error("channel {0} does not exist in the workspace: `tidemill channel list WORKSPACE`")]
-    NoChannel(String),
-    #[error(
-        "the content of channel {0} is lost with the memory of node {1}, or with the node: remove the channel, and create it again"
-    )]
-    ChannelLost(String, u32),
-    #[error("a channel can't have {0} bytes: give 64 KiB at least and 4 GiB at most")]
-    Capacity(u64),
-    #[error(
-        "a channel of {0} bytes is more than the {1} bytes that are left of the workspace's quota"
-    )]
-    NoQuota(u64, u64),
-    #[error("no node that is up has {0} bytes plus 16 MiB for a channel: `tidemill status`")]
-    NoNode(u64),
-    #[error(
-        "a workspace has 64 channels at most, a cluster 4096, and 1024 of one user: remove some"
-    )]
-    TooManyChannels,
-    #[error(
         "quotas of your workspaces may add up to {max} bytes, and add up to {used}: give this one a quota of at most the rest, or remove some"
     )]
     Quota { used: u64, max: u64 },
@@ -203,7 +179,7 @@ impl Tx<'_> {
     }
 
     /// Returns the directory of a workspace, unless the workspace is being removed.
-    pub(super) fn found_workspace(&self, name: &str) -> Result<Option<InodeRecord>, Fault> {
+    fn found_workspace(&self, name: &str) -> Result<Option<InodeRecord>, Fault> {
         let Some(above) = InodeRecord::child(self.db, Inode::ROOT.0, DIRECTORY.as_bytes())? else {
             return Ok(None);
         };
@@ -424,8 +400,6 @@ impl Tx<'_> {
         for ino in gone.collect::<Result<Vec<_>, _>>()? {
             self.shared.quotas.forget(ino.cast_unsigned());
             let sql = "DELETE FROM workspace_member WHERE workspace = ?1";
-            self.db.execute(sql, [ino])?;
-            let sql = "DELETE FROM channel WHERE workspace = ?1";
             self.db.execute(sql, [ino])?;
         }
         Ok(())

@@ -1,11 +1,9 @@
 //! gRPC service of workspaces, and the removal of ended workspaces. This module writes the tables through `server/src/names`.
 
-pub(crate) mod channels;
 mod waits;
 
 use crate::access::Access;
 use crate::clock;
-use crate::cluster::Cluster;
 use crate::names::budget::Shares;
 use crate::names::transaction::Tx;
 use crate::names::workspaces::{PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult};
@@ -31,49 +29,33 @@ const WAITING_MAX: usize = 4096;
 /// Maximum number of clients of one user that wait for files at once.
 const WAITING_EACH_MAX: usize = 1024;
 
-/// The gRPC service of workspaces and channels.
+/// The gRPC service of workspaces.
 #[derive(Clone, Debug)]
 pub(crate) struct WorkspaceService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     waits: Arc<WorkspaceWaits>,
     space: Arc<Shares>,
-    cluster: Arc<Cluster>,
 }
 
 impl From<WorkspaceRefusal> for Status {
     fn from(refusal: WorkspaceRefusal) -> Self {
         let text = refusal.to_string();
         match refusal {
-            WorkspaceRefusal::Name(_)
-            | WorkspaceRefusal::ChannelName(_)
-            | WorkspaceRefusal::Capacity(_) => Self::invalid_argument(text),
-            WorkspaceRefusal::Exists(_) | WorkspaceRefusal::ChannelExists(..) => {
-                Self::already_exists(text)
-            }
-            WorkspaceRefusal::Unknown(_)
-            | WorkspaceRefusal::NoMember(..)
-            | WorkspaceRefusal::NoChannel(_) => Self::not_found(text),
+            WorkspaceRefusal::Name(_) => Self::invalid_argument(text),
+            WorkspaceRefusal::Exists(_) => Self::already_exists(text),
+            WorkspaceRefusal::Unknown(_) | WorkspaceRefusal::NoMember(..) => Self::not_found(text),
             WorkspaceRefusal::NoDirectory => Self::failed_precondition(text),
-            WorkspaceRefusal::ChannelLost(..) => Self::data_loss(text),
             WorkspaceRefusal::TooMany
             | WorkspaceRefusal::TooManyMembers(_)
-            | WorkspaceRefusal::TooManyChannels
-            | WorkspaceRefusal::NoQuota(..)
-            | WorkspaceRefusal::NoNode(_)
             | WorkspaceRefusal::Quota { .. } => Self::resource_exhausted(text),
         }
     }
 }
 
 impl WorkspaceService {
-    pub(crate) fn new(
-        names: &Arc<SqliteNames>,
-        access: &Arc<Access>,
-        cluster: &Arc<Cluster>,
-    ) -> Self {
+    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
         Self {
-            cluster: cluster.clone(),
             names: names.clone(),
             access: access.clone(),
             waits: Arc::default(),
@@ -88,12 +70,6 @@ impl WorkspaceService {
     ) -> Result<T, Status> {
         let done = write(&self.names, caller, work).await;
         Ok(done.map_err(|fault| refused(&fault))??)
-    }
-
-    /// Adds the address of the channel's node to the description of a channel.
-    fn addressed(&self, mut channel: v1::Channel) -> Response<v1::Channel> {
-        channel.url = self.cluster.url(channel.node).unwrap_or_default();
-        Response::new(channel)
     }
 
     async fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<PathObject, Status> {
@@ -231,56 +207,6 @@ impl v1::workspaces_server::Workspaces for WorkspaceService {
             .await?;
         sweep(&self.names).await.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::Empty {}))
-    }
-
-    async fn create_channel(
-        &self,
-        request: Request<v1::CreateChannelRequest>,
-    ) -> Result<Response<v1::Channel>, Status> {
-        let credentials = request.get_ref().credentials.as_ref();
-        let caller = self.access.caller(&request, credentials)?;
-        let op = request.into_inner();
-        let made = self.write(caller, move |tx| tx.create_channel(&op)).await?;
-        self.names.shared().channel_news.notify_one();
-        Ok(self.addressed(made))
-    }
-
-    async fn channels(
-        &self,
-        request: Request<v1::WorkspaceRequest>,
-    ) -> Result<Response<v1::ChannelsReply>, Status> {
-        let credentials = request.get_ref().credentials.as_ref();
-        let caller = self.access.caller(&request, credentials)?;
-        let (names, now, name) = (&self.names, clock::now_ns(), &request.get_ref().name);
-        let shown =
-            |db: &Connection| Tx::new(db, names.shared(), &caller, 0, now).channels_shown(name);
-        let channels = names.database().read_for(&caller, shown).await;
-        let channels = channels.map_err(|fault| refused(&fault))??;
-        Ok(Response::new(v1::ChannelsReply { channels }))
-    }
-
-    async fn open_channel(
-        &self,
-        request: Request<v1::ChannelRequest>,
-    ) -> Result<Response<v1::Channel>, Status> {
-        let credentials = request.get_ref().credentials.as_ref();
-        let caller = self.access.caller(&request, credentials)?;
-        let op = request.into_inner();
-        // Changes of rights use the same path, so that none overtakes this operation.
-        let opened = self.write(caller, move |tx| tx.open_channel(&op)).await?;
-        Ok(self.addressed(opened))
-    }
-
-    async fn remove_channel(
-        &self,
-        request: Request<v1::ChannelRequest>,
-    ) -> Result<Response<v1::Channel>, Status> {
-        let credentials = request.get_ref().credentials.as_ref();
-        let caller = self.access.caller(&request, credentials)?;
-        let op = request.into_inner();
-        let gone = self.write(caller, move |tx| tx.remove_channel(&op)).await?;
-        self.names.shared().channel_news.notify_one();
-        Ok(Response::new(gone))
     }
 
     async fn wait(
@@ -507,48 +433,6 @@ mod tests {
         at(&names, 0, |tx| tx.end_workspace("a")).unwrap();
         while sweep(&names, 1) {}
         assert_eq!(make(7, "e", 60), Ok(()));
-    }
-
-    #[test]
-    fn channel_creation_beyond_limit_of_user_is_refused() {
-        let directory = tempfile::tempdir().unwrap();
-        let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
-        let workspace = v1::CreateWorkspaceRequest {
-            name: "r".into(),
-            mode: 0o777,
-            ..v1::CreateWorkspaceRequest::default()
-        };
-        at(&names, 0, move |tx| tx.create_workspace(&workspace)).unwrap();
-        let channel = v1::CreateChannelRequest {
-            workspace: "r".into(),
-            channel: "c".into(),
-            ..v1::CreateChannelRequest::default()
-        };
-        let refused = at(&names, 0, move |tx| {
-            let numbers: Vec<u32> = (1_000_000..1_001_024).collect();
-            let list = serde_json::to_string(&numbers).unwrap_or_default();
-            let sql =
-                "INSERT INTO channel SELECT value, value, 'c', 0, 1, 7, 0, 0, 0 FROM json_each(?1)";
-            assert_eq!(tx.db.execute(sql, [list])?, 1024);
-            let refused = [7, 8, 0].map(|uid| {
-                let caller = Caller {
-                    uid,
-                    gid: uid,
-                    ..Caller::default()
-                };
-                let mut tx = Tx::new(tx.db, tx.shared, &caller, 0, 0);
-                tx.create_channel(&channel)
-            });
-            refused.into_iter().collect::<Result<Vec<_>, _>>()
-        });
-        let refused: Vec<_> = refused.into_iter().map(Result::unwrap_err).collect();
-        assert!(
-            matches!(refused[0], WorkspaceRefusal::TooManyChannels),
-            "{refused:?}"
-        );
-        for other in &refused[1..] {
-            assert!(matches!(other, WorkspaceRefusal::NoNode(_)), "{refused:?}");
-        }
     }
 
     #[test]

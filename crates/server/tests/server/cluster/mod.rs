@@ -203,7 +203,7 @@ impl FakeNode {
         }
     }
 
-    /// Returns the next message to the node that is not about other nodes, names, channels or removals.
+    /// Returns the next message to the node that is not about other nodes, names or removals.
     pub async fn next(&mut self) -> To {
         loop {
             if let Some(message) = self.hear().await {
@@ -220,7 +220,7 @@ impl FakeNode {
 
     async fn take(&mut self, message: v1::ToNode) -> Option<To> {
         match message.message {
-            Some(To::Peers(_) | To::Channels(_)) => None,
+            Some(To::Peers(_)) => None,
             Some(To::Notes(notes)) => {
                 let change = notes.notes.iter().map(|note| note.change).max();
                 let change = change.unwrap_or(0);

@@ -12,7 +12,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let directory = std::path::PathBuf::from(std::env::var("OUT_DIR")?);
     std::fs::write(directory.join("shape.rs"), shape(&files)?)?;
     tonic_prost_build::configure()
-        .codec_path("crate::size_limits::Bounded")
+        .codec_path("crate::size_limits::LimitedCodec")
         // Sorted maps give the same message always the same bytes.
         .btree_map("resources")
         .btree_map("environment")

@@ -63,13 +63,17 @@ fn rule_analyses_new_files_and_lineage_names_rule() {
     );
     assert!(!cluster.run(&["rule", "test", "count", "in/x.dat"]).ok);
     assert!(cluster.run(&["rule", "list"]).out.contains("in/{n}.txt"));
-    std::fs::write(cluster.path("wrong.rule"), RULE.replace("]+)", "]+")).unwrap();
+    std::fs::write(
+        cluster.path("wrong.rule"),
+        RULE.replace("in/{n}", "in/[{n}"),
+    )
+    .unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();
     let printed = cluster.run(&["rule", "create", &wrong]);
     assert!(
         printed
             .err
-            .contains("wrong.rule:2:47: pattern: this '(' is never closed"),
+            .contains("wrong.rule:2:47: pattern: this '[' is never closed"),
         "{}",
         printed.err
     );
@@ -203,7 +207,7 @@ fn what_is_wrong_is_refused(cluster: &Cluster, file: &str, set: &str) {
     );
     std::fs::write(
         cluster.path("wrong.rule"),
-        OF_DIRECTORY.replace("*.txt", "(*.txt"),
+        OF_DIRECTORY.replace("*.txt", "[*.txt"),
     )
     .unwrap();
     let wrong = cluster.path("wrong.rule").display().to_string();

@@ -40,14 +40,14 @@ pub(crate) enum Broken {
 
 /// Body of an answer. A read fails if no byte arrives for too long; the time between reads does not count.
 #[derive(Debug)]
-pub(crate) struct Listened {
+pub(crate) struct TimedBody {
     body: Incoming,
     limit: Duration,
     end: Pin<Box<Sleep>>,
     waiting: bool,
 }
 
-impl Listened {
+impl TimedBody {
     pub(crate) fn new(body: Incoming, limit: Duration) -> Self {
         Self {
             body,
@@ -58,7 +58,7 @@ impl Listened {
     }
 }
 
-impl Body for Listened {
+impl Body for TimedBody {
     type Data = Bytes;
     type Error = Broken;
 

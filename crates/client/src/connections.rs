@@ -26,7 +26,7 @@ const LOOK: Duration = Duration::from_secs(1);
 
 /// Identity of a connection's peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Who {
+pub enum PeerKind {
     /// The peer has not authenticated yet.
     Unauthenticated,
     /// The peer is an ordinary user with this user id.
@@ -55,7 +55,7 @@ struct All {
 /// Entry of one connection in the list of connections.
 #[derive(Debug)]
 struct Seat {
-    who: Mutex<Who>,
+    who: Mutex<PeerKind>,
     /// Time at which the connection was opened, in milliseconds from the start of the listener.
     came: u64,
     heard: AtomicU64,
@@ -72,7 +72,7 @@ impl Seat {
 
 /// Handle of one connection, for the code that serves it. A clone is cheap and refers to the same connection.
 #[derive(Clone, Debug)]
-pub struct GuestConnection {
+pub struct UserConnection {
     seat: Arc<Seat>,
     open: Arc<OpenGuests>,
 }
@@ -102,7 +102,7 @@ impl Guests {
 
     /// Adds a connection to the list of connections.
     #[must_use]
-    pub fn seat<S>(&self, stream: S, who: Who) -> Seated<S> {
+    pub fn seat<S>(&self, stream: S, who: PeerKind) -> Seated<S> {
         let now = self.0.now();
         let seat = Arc::new(Seat {
             who: Mutex::new(who),
@@ -117,7 +117,7 @@ impl Guests {
         all.guests.insert(number, seat.clone());
         self.0.make_space(&all, who);
         drop(all);
-        let guest = GuestConnection {
+        let guest = UserConnection {
             seat,
             open: self.0.clone(),
         };
@@ -132,11 +132,11 @@ impl OpenGuests {
     }
 
     /// Asks the connection that has been silent for longest to close, if connections of the kind `who` exceed their limit.
-    fn make_space(&self, all: &All, who: Who) {
+    fn make_space(&self, all: &All, who: PeerKind) {
         let most = match who {
-            Who::Daemon => return,
-            Who::Unauthenticated => UNAUTHENTICATED_MAX,
-            Who::User(_) => self.each_max,
+            PeerKind::Daemon => return,
+            PeerKind::Unauthenticated => UNAUTHENTICATED_MAX,
+            PeerKind::User(_) => self.each_max,
         };
         let asked = |seat: &Seat| seat.asked_to_go.load(Ordering::Acquire);
         let alike = || {
@@ -156,20 +156,22 @@ impl OpenGuests {
         let after = u64::try_from(after.as_millis()).unwrap_or(u64::MAX);
         let now = self.now();
         for seat in self.all.lock().guests.values() {
-            if *seat.who.lock() == Who::Unauthenticated && now.saturating_sub(seat.came) > after {
+            if *seat.who.lock() == PeerKind::Unauthenticated
+                && now.saturating_sub(seat.came) > after
+            {
                 seat.ask_to_go();
             }
         }
     }
 }
 
-impl GuestConnection {
+impl UserConnection {
     /// Records the authenticated identity of the connection's peer. After several authentications the last identity counts, except that a
     /// connection of a daemon of the cluster keeps the daemon's identity.
-    pub fn introduce(&self, who: Who) {
+    pub fn introduce(&self, who: PeerKind) {
         {
             let mut known = self.seat.who.lock();
-            if *known == who || *known == Who::Daemon {
+            if *known == who || *known == PeerKind::Daemon {
                 return;
             }
             *known = who;
@@ -190,7 +192,7 @@ pub struct Seated<S> {
 /// Entry in the list of connections, which is removed when this value is dropped.
 #[derive(Debug)]
 struct GuestSlot {
-    guest: GuestConnection,
+    guest: UserConnection,
     number: u64,
 }
 
@@ -202,7 +204,7 @@ impl Drop for GuestSlot {
 
 impl<S> Seated<S> {
     /// Returns the handle for the code that serves the connection.
-    pub fn guest(&self) -> &GuestConnection {
+    pub fn guest(&self) -> &UserConnection {
         &self.place.guest
     }
 
@@ -298,7 +300,7 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Seated<S> {
 #[derive(Clone, Debug)]
 pub struct Met<I> {
     /// Handle of the connection.
-    pub guest: GuestConnection,
+    pub guest: UserConnection,
     /// Information that the stream itself provides.
     pub info: I,
 }
@@ -321,7 +323,7 @@ mod tests {
 
     const EACH_MAX: usize = 2;
 
-    fn seated(guests: &Guests, who: Who) -> (DuplexStream, Seated<DuplexStream>) {
+    fn seated(guests: &Guests, who: PeerKind) -> (DuplexStream, Seated<DuplexStream>) {
         let (near, far) = duplex(64);
         (near, guests.seat(far, who))
     }
@@ -335,10 +337,10 @@ mod tests {
     async fn listener_closes_longest_silent_unauthenticated_connection() {
         let guests = Guests::new(EACH_MAX);
         let mut all: Vec<_> = (0..UNAUTHENTICATED_MAX)
-            .map(|_| seated(&guests, Who::Unauthenticated))
+            .map(|_| seated(&guests, PeerKind::Unauthenticated))
             .collect();
-        let (mut known_near, mut known) = seated(&guests, Who::User(7));
-        let (mut daemon_near, mut daemon) = seated(&guests, Who::Daemon);
+        let (mut known_near, mut known) = seated(&guests, PeerKind::User(7));
+        let (mut daemon_near, mut daemon) = seated(&guests, PeerKind::Daemon);
         // All except one send bytes after it.
         let before = guests.0.now();
         while guests.0.now() == before {
@@ -347,7 +349,7 @@ mod tests {
         for (near, seated) in all.iter_mut().skip(1) {
             assert!(lives(seated, near).await);
         }
-        let (mut near, mut newcomer) = seated(&guests, Who::Unauthenticated);
+        let (mut near, mut newcomer) = seated(&guests, PeerKind::Unauthenticated);
         let (first_near, first) = &mut all[0];
         assert!(!lives(first, first_near).await);
         let (last_near, last) = all.last_mut().unwrap();
@@ -361,11 +363,11 @@ mod tests {
     async fn listener_limits_connections_of_each_user() {
         let guests = Guests::new(EACH_MAX);
         let mut own: Vec<_> = (0..EACH_MAX)
-            .map(|_| seated(&guests, Who::User(7)))
+            .map(|_| seated(&guests, PeerKind::User(7)))
             .collect();
-        let (mut other_near, mut other) = seated(&guests, Who::User(8));
-        let (mut near, mut newcomer) = seated(&guests, Who::Unauthenticated);
-        newcomer.guest().introduce(Who::User(7));
+        let (mut other_near, mut other) = seated(&guests, PeerKind::User(8));
+        let (mut near, mut newcomer) = seated(&guests, PeerKind::Unauthenticated);
+        newcomer.guest().introduce(PeerKind::User(7));
         let mut left = 0;
         for (near, seated) in &mut own {
             left += usize::from(lives(seated, near).await);
@@ -378,9 +380,9 @@ mod tests {
     #[tokio::test]
     async fn listener_wakes_and_closes_slow_connection() {
         let guests = Guests::new(EACH_MAX);
-        let (_near, mut slow) = seated(&guests, Who::Unauthenticated);
-        let (_daemon_near, daemon) = seated(&guests, Who::Unauthenticated);
-        daemon.guest().introduce(Who::Daemon);
+        let (_near, mut slow) = seated(&guests, PeerKind::Unauthenticated);
+        let (_daemon_near, daemon) = seated(&guests, PeerKind::Unauthenticated);
+        daemon.guest().introduce(PeerKind::Daemon);
         let reading = tokio::spawn(async move { slow.read_u8().await });
         tokio::task::yield_now().await;
         while guests.0.now() == 0 {

@@ -19,7 +19,7 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
-use streaming::{News, StreamLocation, StreamingFile};
+use streaming::{StreamLocation, StreamingFile, VersionUpdate};
 use tidemill_core::display::escaped;
 use tidemill_core::layout::Layout;
 use tidemill_wire::v1;
@@ -81,7 +81,7 @@ impl ReadProgress {
     }
 
     /// Whether all bytes that were passed on are still at their locations. Published bytes are never written again.
-    fn lies_as_before(&self, layout: &Layout) -> bool {
+    fn is_unchanged(&self, layout: &Layout) -> bool {
         self.pieces.iter().all(|piece| {
             let range = piece.offset..piece.offset + piece.length;
             layout.segments(range).all(|now| {
@@ -167,7 +167,12 @@ impl Transfer {
     }
 
     /// Returns the server's report on the state of a version. `bytes` is the number of bytes that were read.
-    async fn news(&self, version: &StreamingFile, path: &str, bytes: u64) -> Result<News, Error> {
+    async fn news(
+        &self,
+        version: &StreamingFile,
+        path: &str,
+        bytes: u64,
+    ) -> Result<VersionUpdate, Error> {
         let news = self.look(&version.known()).await?;
         news.ok_or_else(|| Error::Abandoned {
             path: path.to_owned(),
@@ -251,7 +256,7 @@ impl Transfer {
         if read.bytes > size {
             return Err(Error::WrittenOver(path.to_owned()));
         }
-        if !read.lies_as_before(parts.layout()) {
+        if !read.is_unchanged(parts.layout()) {
             // The same bytes may have been written once more.
             let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
             while at < read.bytes {

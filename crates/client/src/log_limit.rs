@@ -8,7 +8,7 @@ const PERIOD: Duration = Duration::from_secs(60);
 
 /// Limit and counter of one kind of log line.
 #[derive(Debug, Default)]
-pub struct Sparse(Mutex<SparseState>);
+pub struct LogLimit(Mutex<SparseState>);
 
 #[derive(Debug, Default)]
 struct SparseState {
@@ -17,7 +17,7 @@ struct SparseState {
     left_out: u64,
 }
 
-impl Sparse {
+impl LogLimit {
     /// Returns a counter that has counted no lines.
     #[must_use]
     pub const fn new() -> Self {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn log_limit_counts_suppressed_lines() {
-        let sparse = Sparse::new();
+        let sparse = LogLimit::new();
         let begin = Instant::now();
         for _ in 0..LINES_MAX {
             assert_eq!(sparse.may_at(begin), Some(0));

@@ -1,8 +1,8 @@
 //! Client for the bytes of objects: transfers to and from nodes over HTTP (next: `node/src`). `tidemill_wire::route` describes the routes.
 
-use crate::answer_timeout::{Broken, Listened, Silence};
+use crate::answer_timeout::{Broken, Silence, TimedBody};
 use crate::error::{Error, deepest};
-use crate::tls::{self, Connector, Inside, TlsProblem, Trust};
+use crate::tls::{self, Connector, InnerProtocol, TlsProblem, Trust};
 use bytes::Bytes;
 use futures_util::StreamExt;
 use http_body_util::{BodyExt, BodyStream, Full};
@@ -51,7 +51,7 @@ impl Objects {
     /// Returns a pool that opens connections when they are needed. `trust` verifies nodes that use TLS; else requests to them fail.
     #[must_use]
     pub fn new(trust: Option<&Trust>) -> Self {
-        let connector = Connector::new(trust, Inside::Http1, "");
+        let connector = Connector::new(trust, InnerProtocol::Http1, "");
         Self {
             client: Client::builder(TokioExecutor::new()).build(connector),
             silence: Silence::default(),
@@ -472,7 +472,7 @@ impl Objects {
         remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
-    ) -> Result<Response<Listened>, Error> {
+    ) -> Result<Response<TimedBody>, Error> {
         self.send_within(self.silence.answer, remote, request, body)
             .await
     }
@@ -483,7 +483,7 @@ impl Objects {
         remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
-    ) -> Result<Response<Listened>, Error> {
+    ) -> Result<Response<TimedBody>, Error> {
         self.send_within(self.silence.work, remote, request, body)
             .await
     }
@@ -495,7 +495,7 @@ impl Objects {
         remote: &ObjectAddress,
         request: hyper::http::request::Builder,
         body: Bytes,
-    ) -> Result<Response<Listened>, Error> {
+    ) -> Result<Response<TimedBody>, Error> {
         let request = request.body(Full::new(body)).map_err(|error| Error::Node {
             url: remote.url.to_string(),
             reason: error.to_string(),
@@ -504,7 +504,7 @@ impl Objects {
         let response = answered
             .map_err(|_| lost(remote, &Broken::Silent(limit)))?
             .map_err(|error| lost(remote, &error))?;
-        let response = response.map(|body| Listened::new(body, self.silence.body));
+        let response = response.map(|body| TimedBody::new(body, self.silence.body));
         let status = response.status();
         if status.is_success() || status == StatusCode::SWITCHING_PROTOCOLS {
             return Ok(response);
@@ -525,7 +525,7 @@ impl Objects {
 /// Returns the length in bytes from an answer that is a [`SealReply`].
 async fn size_of(
     remote: &ObjectAddress,
-    response: Response<Listened>,
+    response: Response<TimedBody>,
     what: &'static str,
 ) -> Result<u64, Error> {
     let bytes = response

@@ -60,8 +60,8 @@ impl Transfer {
         let opened = opened(self.one(Op::NewVersion(new)).await?)?;
         // The attributes at a time when no other client writes the file.
         let attr = opened.attr.ok_or(Error::Answer("NewVersion"))?;
-        let _reported = self.say_that_we_write(attr.ino, object);
-        let written = self.write_again(&opened, &attr, path, progress).await;
+        let _reported = self.report_writing(attr.ino, object);
+        let written = self.copy_and_seal(&opened, &attr, path, progress).await;
         match written {
             Ok(parts) => {
                 let seal = v1::Seal {
@@ -99,7 +99,7 @@ impl Transfer {
     }
 
     /// Copies all bytes to the new nodes and seals them there. Returns the lengths of the parts in bytes.
-    async fn write_again(
+    async fn copy_and_seal(
         &self,
         new: &v1::Opened,
         attr: &v1::Attr,

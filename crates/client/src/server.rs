@@ -1,7 +1,7 @@
 //! The control connection to the server (next: `server/src`).
 
 use crate::error::deepest;
-use crate::tls::{self, Connector, Inside, TlsProblem, Trust};
+use crate::tls::{self, Connector, InnerProtocol, TlsProblem, Trust};
 use crate::{Credential, Endpoint, Error, Objects};
 use std::error::Error as _;
 use std::sync::Arc;
@@ -308,7 +308,7 @@ async fn open(
 ) -> Result<Channel, tonic::transport::Error> {
     match endpoint {
         Endpoint::Https(url) | Endpoint::Http(url) => {
-            let connector = Connector::new(trust, Inside::Http2, tls::SERVER);
+            let connector = Connector::new(trust, InnerProtocol::Http2, tls::SERVER);
             let endpoint = tonic::transport::Endpoint::from_shared(url.clone())?;
             // Detects a host that vanished silently, so that streams end and can be opened again.
             endpoint

@@ -121,7 +121,7 @@ impl Transfer {
         let path = &*escaped(path.as_ref());
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
-        let _reported = self.say_that_we_write(ino, object);
+        let _reported = self.report_writing(ino, object);
         let written = match Self::parts(&opened)? {
             Some(parts) => {
                 let written = self.write_parts(parts, (&attr, object), (file, path), &mut progress);
@@ -290,7 +290,7 @@ impl Transfer {
     }
 
     /// Starts a task that regularly reports to the server that a version is still being written, until the returned value is dropped.
-    pub(crate) fn say_that_we_write(&self, ino: u64, object: u64) -> AbortOnDrop {
+    pub(crate) fn report_writing(&self, ino: u64, object: u64) -> AbortOnDrop {
         let (server, credentials) = (self.server.clone(), self.credentials.clone());
         AbortOnDrop(tokio::spawn(async move {
             loop {

@@ -23,7 +23,7 @@ pub mod zip;
 pub use bytes::Bytes;
 pub use directory::Directory;
 pub use error::{Error, Result};
-pub use meaning::{ExactNumber, Meaning};
+pub use meaning::{ExactNumber, ValueMeaning};
 pub use model::{
     ATTRIBUTE_BYTES_MAX, Attribute, Chunk, Chunked, CompoundMember, DataKind, DataType, Dimension,
     Endian, Filter, Format, Group, Header, Index, NAMES_MAX, RANK_MAX, Storage, Value, Variable,

@@ -20,7 +20,7 @@ pub enum ExactNumber {
 
 /// Statements of a variable's attributes about its values. All numbers except the last two refer to stored values.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct Meaning {
+pub struct ValueMeaning {
     /// Values that stand for missing values, in the type in which the variable is read: `_FillValue`, `missing_value`, FITS's `BLANK`, the
     /// `fill_value` of Zarr 2, and in netCDF the default fill value.
     pub missing: Vec<ExactNumber>,
@@ -75,7 +75,7 @@ impl ExactNumber {
     }
 }
 
-impl Meaning {
+impl ValueMeaning {
     /// Returns the unpacked value of a stored number; `None` if the number is missing or NaN.
     #[must_use]
     pub fn value(&self, stored: ExactNumber) -> Option<f64> {
@@ -122,7 +122,7 @@ impl Variable {
     ///
     /// # Errors
     /// [`Error::Attribute`] if an attribute of the variable is ambiguous.
-    pub fn meaning(&self, format: Format) -> Result<Meaning> {
+    pub fn meaning(&self, format: Format) -> Result<ValueMeaning> {
         let numeric = match self.data_type.kind {
             DataKind::Int | DataKind::Uint | DataKind::Bool => {
                 matches!(self.data_type.size, 1 | 2 | 4 | 8)
@@ -131,7 +131,7 @@ impl Variable {
             _ => false,
         };
         if !numeric {
-            return Ok(Meaning::default());
+            return Ok(ValueMeaning::default());
         }
         let mut reader = AttributeReader {
             variable: self,
@@ -178,25 +178,25 @@ impl AttributeReader<'_> {
         }
     }
 
-    fn meaning(&self) -> Result<Meaning> {
+    fn meaning(&self) -> Result<ValueMeaning> {
         if self.format == Format::Fits {
             // The standard defines BLANK for integers only: missing floats are NaN.
             let blank = match self.float {
                 true => Vec::new(),
                 false => self.missing("BLANK")?,
             };
-            return Ok(Meaning {
+            return Ok(ValueMeaning {
                 missing: blank,
                 scale_factor: self.one("BSCALE")?,
                 add_offset: self.one("BZERO")?,
                 unsigned: self.unsigned,
-                ..Meaning::default()
+                ..ValueMeaning::default()
             });
         }
         let (scale_factor, add_offset) = (self.one("scale_factor")?, self.one("add_offset")?);
         let packed = scale_factor.is_some() || add_offset.is_some();
         let (valid_min, valid_max) = self.range(packed)?;
-        Ok(Meaning {
+        Ok(ValueMeaning {
             missing: self.all_missing()?,
             valid_min,
             valid_max,

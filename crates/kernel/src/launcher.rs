@@ -113,7 +113,7 @@ pub struct Launcher {
 
 /// Makes this process the parent of processes whose parents ended without waiting for them, so that their usage is counted with their
 /// kernel.
-fn adopt_orphans() {
+fn become_subreaper() {
     // SAFETY: this option takes a plain number and only changes the parent of future processes.
     if unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) } != 0 {
         tracing::warn!("the usage of processes that no kernel waits for will not be counted");
@@ -155,7 +155,7 @@ impl Launcher {
             source: error.into(),
         })?;
         let keeper = Arc::new(KeeperHandle::start(&child).map_err(SetupError::Keeper)?);
-        adopt_orphans();
+        become_subreaper();
         let system = SystemRules::open(&settings.system_paths, support.landlock_version);
         let group = settings.together.as_ref().and_then(|together| {
             let group = ControlGroup::make(together);

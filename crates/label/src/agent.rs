@@ -10,7 +10,7 @@ use crate::directory::LogDirectory;
 use crate::error::Error;
 use crate::events::Awaiting;
 use crate::execute::AppFiles;
-use crate::intent::Manner;
+use crate::intent::AgentSettings;
 use crate::jobs::Jobs;
 use crate::log::{Log, LogRecord, RecordStatus, RequestKind};
 use crate::shared_index::{self, SharedIndex};
@@ -162,7 +162,7 @@ struct LogKeeper {
     /// Id of the last settled label.
     last: u64,
     written: Instant,
-    manner: Manner,
+    manner: AgentSettings,
     /// Shared index in which put files are visible until they are stored.
     shared_index: Arc<SharedIndex>,
     /// Puts that are not stored: hash of the path, position of the record, and whether the put is visible in the shared index.
@@ -209,8 +209,8 @@ impl LogKeeper {
     fn run(mut self) {
         match self.serve() {
             // Another log has its path, or none.
-            Ok(()) if !self.log.lies_there() => {}
-            Err(error) if !self.log.lies_there() => {
+            Ok(()) if !self.log.is_at_its_path() => {}
+            Err(error) if !self.log.is_at_its_path() => {
                 (self.tell)(&format!("{}: {error}", self.log.path().display()));
             }
             Ok(()) => {

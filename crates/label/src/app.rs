@@ -27,7 +27,7 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Path of the directory of workspaces, below the mountpoint.
 const WORKSPACES: &str = "workspaces";
 /// Interval at which a put checks whether another application's put of the same file is stored.
-const OTHERS: Duration = Duration::from_micros(500);
+const PUT_CHECK: Duration = Duration::from_micros(500);
 /// Maximum number of bytes that one label reads.
 const READ_MAX: u64 = 1 << 30;
 
@@ -43,9 +43,9 @@ pub(crate) const FORGET: u16 = 32;
 /// Flag of a label that contains the whole content of a file, which other applications may read before the label is stored.
 pub(crate) const PUT: u16 = 64;
 /// Permitted length of an application's key in bytes.
-const KEY_BYTES: std::ops::RangeInclusive<usize> = 8..=64;
+const KEY_LENGTH: std::ops::RangeInclusive<usize> = 8..=64;
 /// Time that a registration waits for another process that is closing the same application.
-const LET_GO: Duration = Duration::from_secs(3);
+const REGISTER_WAIT: Duration = Duration::from_secs(3);
 
 /// Options of a registration.
 #[derive(Clone, Debug, Default)]
@@ -337,8 +337,8 @@ impl App {
         settings: &RegistrationOptions,
     ) -> Result<Self, Error> {
         let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-' || byte == b'_';
-        if !KEY_BYTES.contains(&key.len()) || !key.bytes().all(good) {
-            let (least, most) = (KEY_BYTES.start(), KEY_BYTES.end());
+        if !KEY_LENGTH.contains(&key.len()) || !key.bytes().all(good) {
+            let (least, most) = (KEY_LENGTH.start(), KEY_LENGTH.end());
             return Err(Error::Invalid(format!(
                 "{key:?} is not a key: give {least} to {most} letters, digits, dashes and underscores"
             )));
@@ -357,7 +357,7 @@ impl App {
                 Err(Error::Log { source, .. }) if source.kind() == std::io::ErrorKind::NotFound => {
                 }
                 Err(error) => return Err(error),
-                Ok(None) if begun.elapsed() > LET_GO => {
+                Ok(None) if begun.elapsed() > REGISTER_WAIT => {
                     let why = format!("another process uses the application of the key {key:?}");
                     return Err(Error::Invalid(why));
                 }
@@ -828,7 +828,7 @@ impl AppState {
                 });
             }
             self.find_agent()?;
-            std::thread::sleep(OTHERS);
+            std::thread::sleep(PUT_CHECK);
         }
         Ok(hash)
     }

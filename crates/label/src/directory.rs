@@ -42,7 +42,7 @@ impl LogDirectory {
             _ => {}
         }
         let is = path.symlink_metadata().map_err(at)?;
-        match why_not(&is, user) {
+        match refusal_reason(&is, user) {
             Some(why) => Err(at(std::io::Error::other(why))),
             None => Ok(Self(path)),
         }
@@ -160,7 +160,7 @@ pub(crate) fn lies_at(file: &File, path: &Path) -> bool {
 }
 
 /// Returns the reason why a directory cannot be the directory of a user's logs; `None` if it can.
-fn why_not(is: &std::fs::Metadata, user: u32) -> Option<String> {
+fn refusal_reason(is: &std::fs::Metadata, user: u32) -> Option<String> {
     let instead =
         "or set TIDEMILL_LABELS to a directory of yours that no other user can access (chmod 700)";
     if is.uid() != user {
@@ -254,8 +254,8 @@ mod tests {
     fn log_directory_of_other_user_is_refused_with_remedy() {
         let (place, directory) = directory();
         let is = directory.path().metadata().unwrap();
-        assert_eq!(why_not(&is, is.uid()), None);
-        let why = why_not(&is, is.uid() + 1).unwrap();
+        assert_eq!(refusal_reason(&is, is.uid()), None);
+        let why = refusal_reason(&is, is.uid() + 1).unwrap();
         let owner = format!("belongs to user {}", is.uid());
         assert!(
             why.contains(&owner) && why.contains("TIDEMILL_LABELS"),
@@ -264,6 +264,10 @@ mod tests {
         let file = place.path().join("file");
         std::fs::write(&file, "").unwrap();
         let is = file.metadata().unwrap();
-        assert!(why_not(&is, is.uid()).unwrap().contains("not a directory"));
+        assert!(
+            refusal_reason(&is, is.uid())
+                .unwrap()
+                .contains("not a directory")
+        );
     }
 }

@@ -3,7 +3,7 @@
 use crate::app::{CUT, DURABLE};
 use crate::log::{DIRECT_MIN, Log, LogRecord, PAGE, RequestKind};
 use crate::new_files::{FILES_MAX, MountCalls, fits};
-use crate::request_scheduler::{Deed, ShuffleOp, supertasks};
+use crate::request_scheduler::{OperationKind, ShuffleOp, supertasks};
 use crate::root::{MountRoot, is_offline, patiently};
 use rustix::fs::{AtFlags, OFlags, renameat, statat, unlinkat};
 use rustix::io::Errno;
@@ -221,10 +221,10 @@ fn copy(root: &MountRoot, from: &Path, to: &Path, durable: bool) -> Result<u64> 
 fn op(record: &LogRecord) -> ShuffleOp {
     let cuts = record.flags & CUT != 0;
     let deed = match record.kind {
-        RequestKind::Read => Deed::Read,
-        _ if cuts => Deed::Cut,
-        RequestKind::Append => Deed::Append,
-        _ => Deed::Write,
+        RequestKind::Read => OperationKind::Read,
+        _ if cuts => OperationKind::Cut,
+        RequestKind::Append => OperationKind::Append,
+        _ => OperationKind::Write,
     };
     ShuffleOp {
         deed,

@@ -19,7 +19,7 @@ pub enum Intent {
 
 /// Settings of the agent for an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Manner {
+pub(crate) struct AgentSettings {
     /// Idle time after which a file is closed, so that all clients see it.
     pub(crate) rest: Duration,
     /// Time for which labels are gathered before they are carried out, unless a call waits for them or they reach `gather_bytes`.
@@ -27,14 +27,14 @@ pub(crate) struct Manner {
     pub(crate) gather_bytes: u64,
 }
 
-const MANNERS: [(Intent, Manner); 4] = [
-    (Intent::None, Manner::of(5, 0, 0)),
-    (Intent::LowLatency, Manner::of(0, 0, 0)),
-    (Intent::Bandwidth, Manner::of(100, 20, 4 << 20)),
-    (Intent::Energy, Manner::of(1000, 250, 16 << 20)),
+const MANNERS: [(Intent, AgentSettings); 4] = [
+    (Intent::None, AgentSettings::of(5, 0, 0)),
+    (Intent::LowLatency, AgentSettings::of(0, 0, 0)),
+    (Intent::Bandwidth, AgentSettings::of(100, 20, 4 << 20)),
+    (Intent::Energy, AgentSettings::of(1000, 250, 16 << 20)),
 ];
 
-impl Manner {
+impl AgentSettings {
     const fn of(rest_ms: u64, gather_ms: u64, gather_bytes: u64) -> Self {
         Self {
             rest: Duration::from_millis(rest_ms),
@@ -52,7 +52,7 @@ impl Intent {
         all.into_iter().find(|intent| *intent as u32 == number)
     }
 
-    pub(crate) fn manner(self) -> Manner {
+    pub(crate) fn manner(self) -> AgentSettings {
         let found = MANNERS.iter().find(|(intent, _)| *intent == self);
         found.map_or(MANNERS[0].1, |(_, manner)| *manner)
     }

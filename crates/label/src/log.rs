@@ -433,7 +433,7 @@ impl Log {
             return Ok(None);
         }
         // Its name is removed with the lock held.
-        if !log.lies_there() {
+        if !log.is_at_its_path() {
             return Ok(None);
         }
         log.head().pid.store(std::process::id(), Ordering::Relaxed);
@@ -441,7 +441,7 @@ impl Log {
     }
 
     /// Whether the log is still the file at its path; the directory may have been removed and created again.
-    pub(crate) fn lies_there(&self) -> bool {
+    pub(crate) fn is_at_its_path(&self) -> bool {
         lies_at(&self.file, self.path())
     }
 

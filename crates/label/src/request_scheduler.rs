@@ -21,7 +21,7 @@ const BYTES_MAX: u64 = 16 << 20;
 
 /// Operation of a label on its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Deed {
+pub enum OperationKind {
     /// The label writes at its offset.
     Write,
     /// The label truncates the file to 0 bytes and then writes at its offset.
@@ -36,7 +36,7 @@ pub enum Deed {
 #[derive(Clone, Copy, Debug)]
 pub struct ShuffleOp {
     /// Kind of operation.
-    pub deed: Deed,
+    pub deed: OperationKind,
     /// Offset in the file in bytes.
     pub offset: u64,
     /// Number of bytes to read or write.
@@ -56,19 +56,22 @@ impl ShuffleOp {
     fn span(&self, is_there: bool) -> (u64, u64) {
         let end = self.offset.saturating_add(self.size);
         match self.deed {
-            Deed::Write if self.size > 0 => (self.offset, end),
-            Deed::Read if is_there => (self.offset, u64::MAX),
-            Deed::Write | Deed::Read | Deed::Cut | Deed::Append => (0, u64::MAX),
+            OperationKind::Write if self.size > 0 => (self.offset, end),
+            OperationKind::Read if is_there => (self.offset, u64::MAX),
+            OperationKind::Write
+            | OperationKind::Read
+            | OperationKind::Cut
+            | OperationKind::Append => (0, u64::MAX),
         }
     }
 
     /// Whether the label can be merged with the label `before`.
     fn joins(&self, before: &Self) -> bool {
         let follows = match (before.deed, self.deed) {
-            (Deed::Write | Deed::Cut, Deed::Write) => {
+            (OperationKind::Write | OperationKind::Cut, OperationKind::Write) => {
                 before.offset.checked_add(before.size) == Some(self.offset)
             }
-            (Deed::Append, Deed::Append) => true,
+            (OperationKind::Append, OperationKind::Append) => true,
             _ => false,
         };
         follows && !self.alone && !before.alone
@@ -132,16 +135,16 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    const DEEDS: [Deed; 6] = [
-        Deed::Write,
-        Deed::Write,
-        Deed::Write,
-        Deed::Read,
-        Deed::Append,
-        Deed::Cut,
+    const DEEDS: [OperationKind; 6] = [
+        OperationKind::Write,
+        OperationKind::Write,
+        OperationKind::Write,
+        OperationKind::Read,
+        OperationKind::Append,
+        OperationKind::Cut,
     ];
 
-    fn op(deed: Deed, offset: u64, size: u64) -> ShuffleOp {
+    fn op(deed: OperationKind, offset: u64, size: u64) -> ShuffleOp {
         let alone = false;
         ShuffleOp {
             deed,
@@ -171,7 +174,7 @@ mod tests {
         fn act(&mut self, ops: &[ShuffleOp], step: &[usize]) {
             let first = &ops[step[0]];
             let place = usize::try_from(first.offset).unwrap();
-            if first.deed == Deed::Read {
+            if first.deed == OperationKind::Read {
                 let size = usize::try_from(first.size).unwrap();
                 let bytes = self.bytes.as_ref();
                 let from = |bytes: &Vec<u8>| bytes[place.min(bytes.len())..].to_vec();
@@ -188,11 +191,11 @@ mod tests {
             });
             let written: Vec<u8> = pieces.collect();
             let bytes = self.bytes.get_or_insert_default();
-            if first.deed == Deed::Cut {
+            if first.deed == OperationKind::Cut {
                 bytes.clear();
             }
             let place = match first.deed {
-                Deed::Append => bytes.len(),
+                OperationKind::Append => bytes.len(),
                 _ => place,
             };
             if !written.is_empty() {
@@ -217,7 +220,15 @@ mod tests {
         // Mostly writes and reads, so that not every file is one supertask.
         let plain = (prop::bool::weighted(0.2), 0_u64..60, 1_u64..9);
         let plain = plain.prop_map(|(read, offset, size)| {
-            op(if read { Deed::Read } else { Deed::Write }, offset, size)
+            op(
+                if read {
+                    OperationKind::Read
+                } else {
+                    OperationKind::Write
+                },
+                offset,
+                size,
+            )
         });
         prop_oneof![
             prop::collection::vec(one, 0..12),
@@ -262,8 +273,8 @@ mod tests {
     fn two_interleaved_streams_become_two_writes() {
         let both = (0..4).flat_map(|n| {
             [
-                op(Deed::Write, n * 10, 10),
-                op(Deed::Write, 100 + n * 10, 10),
+                op(OperationKind::Write, n * 10, 10),
+                op(OperationKind::Write, 100 + n * 10, 10),
             ]
         });
         let both: Vec<ShuffleOp> = both.collect();
@@ -274,10 +285,10 @@ mod tests {
     #[test]
     fn read_waits_only_for_its_bytes_and_the_length_of_its_file() {
         let ops = [
-            op(Deed::Write, 0, 10),
-            op(Deed::Write, 50, 10),
-            op(Deed::Read, 20, 10),
-            op(Deed::Write, 25, 2),
+            op(OperationKind::Write, 0, 10),
+            op(OperationKind::Write, 50, 10),
+            op(OperationKind::Read, 20, 10),
+            op(OperationKind::Write, 25, 2),
         ];
         assert_eq!(
             supertasks(&ops, true),
@@ -292,15 +303,18 @@ mod tests {
 
     #[test]
     fn supertask_of_writes_is_bounded_and_never_overflows() {
-        let long = [op(Deed::Write, 0, BYTES_MAX), op(Deed::Write, BYTES_MAX, 1)];
+        let long = [
+            op(OperationKind::Write, 0, BYTES_MAX),
+            op(OperationKind::Write, BYTES_MAX, 1),
+        ];
         assert_eq!(supertasks(&long, true).len(), 2);
-        let many: Vec<ShuffleOp> = (0..3000).map(|n| op(Deed::Write, n, 1)).collect();
+        let many: Vec<ShuffleOp> = (0..3000).map(|n| op(OperationKind::Write, n, 1)).collect();
         let found = supertasks(&many, true);
         assert!(found.iter().flatten().all(|step| step.len() <= PIECES_MAX));
         assert_eq!(found.len(), 3);
         let far = [
-            op(Deed::Write, u64::MAX, u64::MAX),
-            op(Deed::Read, u64::MAX, 1),
+            op(OperationKind::Write, u64::MAX, u64::MAX),
+            op(OperationKind::Read, u64::MAX, 1),
         ];
         assert_eq!(supertasks(&far, true).iter().flatten().count(), 2);
     }

@@ -164,7 +164,7 @@ impl WriteLog {
     }
 
     /// Records that the part is sealed, and that the state published since then is adopted.
-    pub fn all_heard(&mut self) {
+    pub fn acknowledge_all(&mut self) {
         self.publications.clear();
     }
 

@@ -176,7 +176,7 @@ fn detach(path: &Path) -> io::Result<()> {
 /// # Errors
 /// The directory cannot be used; the error message explains the remedy.
 pub fn check(path: &Path) -> Result<(), Error> {
-    Bare::open(path).map(drop)
+    CoveredDirectory::open(path).map(drop)
 }
 
 /// Detaches the remains of a killed mount from a directory and makes the directory removable again. A live mount is not touched.
@@ -256,12 +256,12 @@ fn set_immutable(directory: &File, immutable: bool) -> io::Result<()> {
 
 /// Directory that a mount covers.
 #[derive(Debug)]
-pub(crate) struct Bare {
+pub(crate) struct CoveredDirectory {
     path: PathBuf,
     directory: File,
 }
 
-impl Bare {
+impl CoveredDirectory {
     /// Opens the directory, if a file system can be mounted on it.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let at = |source| Error::Mount {
@@ -366,14 +366,14 @@ impl Bare {
 
 #[derive(Debug)]
 pub(crate) struct OwnMount {
-    bare: Bare,
+    bare: CoveredDirectory,
     /// Mount and its unique number; `None` if it was unmounted before this process looked it up.
     mounted: Option<(Mounted, Option<u64>)>,
 }
 
 impl OwnMount {
     /// Records the mount on the directory. The caller must have mounted the file system before.
-    pub(crate) fn new(bare: Bare) -> io::Result<Self> {
+    pub(crate) fn new(bare: CoveredDirectory) -> io::Result<Self> {
         let top = mounts_at(&bare.path)?.pop().filter(Mounted::is_tidemill);
         let mounted = top.map(|top| (top, unique_id(&bare.path)));
         bare.protect();
@@ -458,7 +458,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("mnt");
         std::fs::create_dir(&path).unwrap();
-        let bare = Bare::open(&path).unwrap();
+        let bare = CoveredDirectory::open(&path).unwrap();
         bare.protect();
         bare.protect();
         let mode = std::fs::metadata(&path).unwrap().permissions().mode();

@@ -9,7 +9,7 @@ use crate::fs::unsealed::UnsealedSummary;
 use crate::fs::watch::{KernelCache, KernelNotices};
 use crate::fuse::{Adapter, Caches};
 use crate::guard::Guard;
-use crate::mountpoint::{Bare, OwnMount, SOURCE};
+use crate::mountpoint::{CoveredDirectory, OwnMount, SOURCE};
 use crate::stores::MountStores;
 use fuser::{BackgroundSession, MountOption, SessionACL};
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ pub fn mount(config: &MountConfig) -> Result<MountSession, Error> {
         source,
     };
     crate::fs::deadline::set(config.patience);
-    let bare = Bare::open(&config.mountpoint)?;
+    let bare = CoveredDirectory::open(&config.mountpoint)?;
     let caches = Caches::default();
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
     if let Some(stores) = &config.stores {
@@ -167,7 +167,7 @@ pub(crate) fn attach(
     let reported = fs.clone();
     let receipt = move |number| reported.tell(number, false);
     let reported = fs.clone();
-    let lock = move |news, stream| reported.on_lock_news(&news, stream);
+    let lock = move |news, stream| reported.on_lock_message(&news, stream);
     let notices = KernelNotices::start(kernel.clone(), receipt, lock).map_err(at)?;
     fs.locks.set_kernel(kernel);
     let (first, mut ready) = mpsc::channel(1);

@@ -90,7 +90,7 @@ async fn attach(
     let incoming = server.cluster().attach(outgoing).await;
     let mut incoming = match incoming {
         Ok(incoming) => incoming.into_inner(),
-        Err(status) if condition::NODE_REMOVED.is_why(&status) => {
+        Err(status) if condition::NODE_REMOVED.is_cause_of(&status) => {
             return Err(daemon.leave().await.into());
         }
         Err(status) => return Err(server.explain(status).into()),

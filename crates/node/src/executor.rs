@@ -92,7 +92,7 @@ impl Executor {
             task::now,
         )?;
         scrub::settle(&parts)?;
-        scrub::settle_memory(&parts)?;
+        scrub::mark_lost_memory(&parts)?;
         let parts = Arc::new(parts);
         let mut workers = Vec::new();
         let cores = (0..cores).map(|core| (Lane::Kernel, format!("kernel-{core}")));
@@ -121,7 +121,7 @@ impl Executor {
         }
         if parts.scrub_bytes_per_sec.is_some() {
             let hash: fn(&ExecutorParts, &Arc<NodeLabels>, Lane) =
-                |parts, labels, _| scrub::keep_hashing(parts, labels);
+                |parts, labels, _| scrub::hash_continuously(parts, labels);
             spawn("hash".to_owned(), hash, Lane::Verify)?;
         }
         Ok(Self {
@@ -186,7 +186,7 @@ impl Executor {
 /// Executes labels of a lane until the node stops; the main loop of a worker thread.
 fn work(parts: &ExecutorParts, labels: &Arc<NodeLabels>, lane: Lane) {
     if lane == Lane::Verify {
-        scrub::be_nice();
+        scrub::lower_priority();
     }
     while let Some(next) = labels.next(lane) {
         let taken = match lane {

@@ -15,7 +15,7 @@
 use crate::directory::{allocated, close_for_ever};
 use crate::flash_model::FlashModel;
 use crate::part_reader::Spans;
-use crate::record_starts::Seams;
+use crate::record_starts::RecordStarts;
 use crate::records::Hash;
 use bytes::Bytes;
 use parking_lot::{Condvar, Mutex};
@@ -343,7 +343,7 @@ impl Fetcher {
             }
             Some(Records::Until(end)) => {
                 let runs = locations.layout.runs(&input.selection)?;
-                let mut seams = Seams::new(self, locations, (here, cancelled), (runs, end));
+                let mut seams = RecordStarts::new(self, locations, (here, cancelled), (runs, end));
                 locations
                     .layout
                     .records(&input.selection, |at| seams.begin(at, end))?
@@ -408,7 +408,7 @@ impl Fetcher {
         let mut transferred = 0;
         for span in selected.spans() {
             let place = |at: u64, bytes: &[u8]| {
-                put_span((&file, selected), &span, at, bytes).map_err(device)
+                write_span((&file, selected), &span, at, bytes).map_err(device)
             };
             let length = span.bytes.end - span.bytes.start;
             let here = spans.read((span.part, span.bytes.clone()), place, device)?;
@@ -424,7 +424,7 @@ impl Fetcher {
         locations: &InputLocations,
         part: usize,
         here: &dyn Fn(ObjectId) -> Option<PathBuf>,
-    ) -> Result<PullSource, FetchError> {
+    ) -> Result<FetchSource, FetchError> {
         let (part, capability) = locations
             .part("", part)
             .ok_or(tidemill_client::Error::Answer("layout"))?;
@@ -436,7 +436,7 @@ impl Fetcher {
         if let Some((path, fetched)) = own.or_else(fetched)
             && let Ok(file) = tidemill_client::object_file::open(&path)
         {
-            return Ok(PullSource {
+            return Ok(FetchSource {
                 from: PartReader::File(file),
                 here: true,
                 _fetched: fetched,
@@ -453,7 +453,7 @@ impl Fetcher {
             object: part.object,
             capability: capability.to_vec(),
         };
-        Ok(PullSource {
+        Ok(FetchSource {
             from: file.map_or_else(|| PartReader::Node(remote()), PartReader::File),
             here: false,
             _fetched: None,
@@ -543,8 +543,8 @@ impl Fetcher {
         bring: impl FnOnce(&Path) -> Result<(FetchedObject, u64), FetchError>,
     ) -> Result<FetchedInput, FetchError> {
         let (path, size, transferred_bytes) = match self.share(&wanted, cancelled)? {
-            SharedPull::Here(path, size) => (path, size, 0),
-            SharedPull::ToBring(PulledFile { path, known }) => {
+            SharedFetch::Here(path, size) => (path, size, 0),
+            SharedFetch::ToBring(PulledFile { path, known }) => {
                 let brought = bring(&path);
                 let mut slots = self.slots.lock();
                 if let (Ok((fetched, _)), Some(slot)) = (&brought, slots.slots.get_mut(&wanted)) {
@@ -658,7 +658,7 @@ impl Fetcher {
         &self,
         wanted: &WantedObject,
         cancelled: &dyn Fn() -> bool,
-    ) -> Result<SharedPull, FetchError> {
+    ) -> Result<SharedFetch, FetchError> {
         let mut slots = self.slots.lock();
         loop {
             if cancelled() {
@@ -672,10 +672,10 @@ impl Fetcher {
                     file: file.clone(),
                 };
                 slots.slots.insert(wanted.clone(), slot);
-                return Ok(SharedPull::ToBring(file));
+                return Ok(SharedFetch::ToBring(file));
             }
             if let Some((path, size)) = slots.take_part(wanted) {
-                return Ok(SharedPull::Here(path, size));
+                return Ok(SharedFetch::Here(path, size));
             }
             self.changed.wait_for(&mut slots, WATCH_PERIOD);
         }
@@ -753,7 +753,7 @@ impl Fetcher {
             let local = (part.node == own.0).then(|| here(ObjectId(part.object)));
             let place = (&whole, all, index);
             transferred += match local.flatten() {
-                Some(local) => put_file(&local, place).map(|()| 0).map_err(device)?,
+                Some(local) => copy_part(&local, place).map(|()| 0).map_err(device)?,
                 None => self.put_part(input, part, (place, path), cancelled)?,
             };
         }
@@ -778,7 +778,7 @@ impl Fetcher {
         };
         let own = path.with_extension(place.2.to_string());
         let transferred = self.copy(&of, &part.capability, &own, cancelled)?;
-        let put = put_file(&own, place).map_err(|source| FetchError::Device {
+        let put = copy_part(&own, place).map_err(|source| FetchError::Device {
             path: own.clone(),
             source,
         });
@@ -945,7 +945,7 @@ impl Slots {
 }
 
 /// Result of a label's request for a file that several labels may share.
-enum SharedPull {
+enum SharedFetch {
     /// The file exists at this path, with this length in bytes.
     Here(PathBuf, u64),
     /// The caller has to fetch the file.
@@ -954,7 +954,7 @@ enum SharedPull {
 
 /// Source from which the bytes of a part are read.
 #[derive(Debug)]
-pub(crate) struct PullSource {
+pub(crate) struct FetchSource {
     pub(crate) from: PartReader,
     /// Whether the source is on this node, so that no bytes are transferred.
     pub(crate) here: bool,
@@ -996,7 +996,7 @@ async fn watch(arrived: &AtomicU64, url: &Arc<str>, cancelled: &dyn Fn() -> bool
 }
 
 /// Writes bytes of a part, starting at the part's offset `at`, to their places in the file of the selection.
-fn put_span(
+fn write_span(
     (file, selected): (&File, &SelectedBytes<'_>),
     span: &SelectedSpan,
     at: u64,
@@ -1051,7 +1051,7 @@ fn sealed_file(path: &Path) -> std::io::Result<File> {
 type CombinedPart<'a> = (&'a File, &'a Layout, usize);
 
 /// Copies the bytes of a part to their places in the combined file.
-fn put_file(part: &Path, (whole, layout, index): CombinedPart<'_>) -> std::io::Result<()> {
+fn copy_part(part: &Path, (whole, layout, index): CombinedPart<'_>) -> std::io::Result<()> {
     let part = File::open(part)?;
     let mut buffer = vec![0; PIECE_BYTES];
     let mut at = 0;

@@ -28,7 +28,7 @@ const RECENT_MAX: usize = 4096;
 
 /// Comparisons of objects with hashes that a node runs.
 #[derive(Debug)]
-pub(crate) struct Confirms {
+pub(crate) struct HashChecks {
     runs: Mutex<HashMap<ObjectId, Arc<ConfirmRead>>>,
     turns: UserPermits,
     threads: Arc<Semaphore>,
@@ -72,7 +72,7 @@ impl ConfirmRead {
     }
 }
 
-impl Default for Confirms {
+impl Default for HashChecks {
     fn default() -> Self {
         Self {
             runs: Mutex::default(),
@@ -93,7 +93,7 @@ async fn has_hash(
     Ok(tokio::task::spawn_blocking(has).await??)
 }
 
-impl Confirms {
+impl HashChecks {
     /// Returns whether an object has this hash. Dropping the future ends the wait.
     pub(crate) async fn confirm(
         self: &Arc<Self>,
@@ -221,7 +221,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn concurrent_hash_checks_cause_one_read() {
-        let confirms = Arc::new(Confirms::default());
+        let confirms = Arc::new(HashChecks::default());
         let reads = Arc::new(AtomicUsize::new(0));
         let (go, wait) = mpsc::channel::<()>();
         let wait = Arc::new(std::sync::Mutex::new(wait));
@@ -248,7 +248,7 @@ mod tests {
 
     #[tokio::test(flavor = "multi_thread")]
     async fn hash_check_read_is_one_per_user_and_ends_without_clients() {
-        let confirms = Arc::new(Confirms::default());
+        let confirms = Arc::new(HashChecks::default());
         let begun = Arc::new(AtomicUsize::new(0));
         let ask = |uid, object| {
             let (confirms, begun) = (confirms.clone(), begun.clone());

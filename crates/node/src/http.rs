@@ -5,7 +5,7 @@
 
 use crate::daemon::Daemon;
 use crate::db::DbError;
-use crate::hash_checks::Confirms;
+use crate::hash_checks::HashChecks;
 use crate::identity::NodeIdentity;
 use crate::notes;
 use crate::ranks;
@@ -33,8 +33,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::concurrency_limit::{Busy, UserPermits};
-use tidemill_client::connections::{GuestConnection, Seated, Who};
-use tidemill_client::log_limit::Sparse;
+use tidemill_client::connections::{PeerKind, Seated, UserConnection};
+use tidemill_client::log_limit::LogLimit;
 use tidemill_client::tls::{Listener, SocketStream};
 use tidemill_core::id::{ObjectId, TaskId};
 use tidemill_core::label::Owner;
@@ -79,7 +79,7 @@ pub(crate) struct HttpContext {
     pool: Arc<Pool>,
     bodies: Arc<UserPermits>,
     reducers: Arc<Reducers>,
-    confirms: Arc<Confirms>,
+    confirms: Arc<HashChecks>,
 }
 
 /// Listener of the node, as axum needs it.
@@ -100,7 +100,7 @@ impl axum::serve::Listener for HttpListener {
 
 /// Entry of a connection in the connection limit of its user.
 #[derive(Clone, Debug)]
-struct ConnectionEntry(GuestConnection);
+struct ConnectionEntry(UserConnection);
 
 impl Connected<IncomingStream<'_, HttpListener>> for ConnectionEntry {
     fn connect_info(stream: IncomingStream<'_, HttpListener>) -> Self {
@@ -178,7 +178,11 @@ async fn gate(
     let shown = shown.ok_or(HttpRefusal::NoCapability)?;
     let shown = context.read(shown.as_bytes()).await?;
     let by = shown.uid;
-    guest.introduce(if by == 0 { Who::Daemon } else { Who::User(by) });
+    guest.introduce(if by == 0 {
+        PeerKind::Daemon
+    } else {
+        PeerKind::User(by)
+    });
     request.extensions_mut().insert(shown);
     let answering = context.daemon.traffic.begin();
     let answer = next.run(request).await;
@@ -295,7 +299,7 @@ impl IntoResponse for HttpRefusal {
 }
 
 /// Limit of the rate of log messages about failed requests.
-static FAILED: Sparse = Sparse::new();
+static FAILED: LogLimit = LogLimit::new();
 
 pub(crate) type HttpResult = Result<Response, HttpRefusal>;
 
@@ -318,10 +322,6 @@ impl HttpContext {
 
     pub(crate) fn shared_daemon(&self) -> Arc<Daemon> {
         Arc::clone(&self.daemon)
-    }
-
-    pub(crate) fn daemon(&self) -> &Daemon {
-        &self.daemon
     }
 
     fn check(&self, shown: &Capability, object: ObjectId, wanted: u32) -> Result<(), HttpRefusal> {

@@ -7,7 +7,7 @@ use crate::db::{Db, DbError};
 use crate::error::Error;
 use crate::records;
 use rcgen::{KeyPair, PublicKeyData};
-use tidemill_client::tls::{self, Inside};
+use tidemill_client::tls::{self, InnerProtocol};
 use tokio::sync::watch;
 
 /// Key of the database table `identity` with the private key of the node.
@@ -88,7 +88,7 @@ impl NodeIdentity {
     }
 
     fn show(&self, certificate: &[u8]) -> Result<(), Error> {
-        let identity = tls::identity(certificate, &self.key, Inside::Http1)?;
+        let identity = tls::identity(certificate, &self.key, InnerProtocol::Http1)?;
         self.current.send_replace(Some(identity));
         Ok(())
     }

@@ -13,7 +13,7 @@ use crate::records::{self, FormerState, LabelRecord};
 use crate::reports::Reports;
 use crate::runner::RunHandle;
 use crate::scrub;
-use crate::streaming_inputs::{FeedOutcome, StreamingInput, analysis, streamed_by};
+use crate::streaming_inputs::{ProducerOutcome, StreamingInput, analysis, streamed_by};
 use crate::task::LabelEffects;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use prost::Message as _;
@@ -63,7 +63,7 @@ struct LabelsState {
 
 impl LabelsState {
     /// Informs the labels that read streamed outputs of label `id` that the label has ended. If it failed, their runs are cancelled.
-    fn tell_streamed(&mut self, id: LabelId, well: bool) {
+    fn end_streaming(&mut self, id: LabelId, well: bool) {
         if let Some(live) = self.live.get(&id) {
             live.fate.seal(well);
         }
@@ -118,7 +118,7 @@ pub struct Live {
     /// Handle to cancel the label while it runs.
     pub control: Arc<RunHandle>,
     /// Outcome of this label, for the labels to which it streams outputs.
-    pub(crate) fate: Arc<FeedOutcome>,
+    pub(crate) fate: Arc<ProducerOutcome>,
     /// Inputs that other labels were still writing when this label started.
     pub(crate) streaming_inputs: Vec<StreamingInput>,
     /// Failed label that was streaming an input to this label.
@@ -174,7 +174,7 @@ impl Live {
             return Vec::new();
         };
         let makers = self.label.after.iter().filter_map(|maker| live.get(maker));
-        let makers = makers.filter(|maker| maker.state != "queued" && !maker.fate.is_well());
+        let makers = makers.filter(|maker| maker.state != "queued" && !maker.fate.has_succeeded());
         let inputs = makers.filter_map(|maker| {
             let streamed = streamed_by(own, analysis(&maker.label)?)?;
             Some(streamed.into_iter().map(|(index, name)| StreamingInput {
@@ -425,7 +425,7 @@ impl NodeLabels {
                 *failure = dependency(before);
             }
             let lost = state.queue.end(id, succeeded);
-            state.tell_streamed(id, succeeded);
+            state.end_streaming(id, succeeded);
             self.wake(&state);
             lost
         };

@@ -1,6 +1,6 @@
 //! Reader of bytes of a file's parts, from this node or from other nodes. The reader requests many small spans from another node at a time.
 
-use crate::fetch::{FetchError, Fetcher, InputLocations, PartReader, PullSource, read_span};
+use crate::fetch::{FetchError, FetchSource, Fetcher, InputLocations, PartReader, read_span};
 use bytes::Bytes;
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +31,7 @@ pub(crate) struct Spans<'a> {
     fetcher: &'a Arc<Fetcher>,
     locations: &'a InputLocations,
     around: SpanLookup<'a>,
-    sources: BTreeMap<usize, PullSource>,
+    sources: BTreeMap<usize, FetchSource>,
     ahead: Box<dyn Iterator<Item = PartBytes> + 'a>,
     known: HashMap<PartBytes, Bytes>,
 }
@@ -77,7 +77,7 @@ impl<'a> Spans<'a> {
         Ok(source.here)
     }
 
-    fn source(&mut self, part: usize) -> Result<&PullSource, FetchError> {
+    fn source(&mut self, part: usize) -> Result<&FetchSource, FetchError> {
         Ok(match self.sources.entry(part) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => {

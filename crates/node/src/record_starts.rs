@@ -15,7 +15,7 @@ const FIRST_BYTES: u64 = 4 << 10;
 const NEXT_BYTES_MAX: u64 = 1 << 20;
 
 /// Search for the starts of a file's records.
-pub(crate) struct Seams<'a> {
+pub(crate) struct RecordStarts<'a> {
     locations: &'a InputLocations,
     spans: Spans<'a>,
     buffer: Vec<u8>,
@@ -23,7 +23,7 @@ pub(crate) struct Seams<'a> {
     last: RangeInclusive<u64>,
 }
 
-impl<'a> Seams<'a> {
+impl<'a> RecordStarts<'a> {
     /// Creates a search. `runs` are the ranges whose starts and ends will be searched, in the order of the searches.
     pub(crate) fn new(
         fetcher: &'a Arc<Fetcher>,

@@ -222,7 +222,7 @@ impl Reducers {
     }
 
     /// Removes the child processes that have been idle for too long. Returns them, and whether no child process remains.
-    fn tired(&self) -> (Vec<Idle>, bool) {
+    fn take_idle(&self) -> (Vec<Idle>, bool) {
         let mut idle = self.idle.lock();
         let place = idle.partition_point(|idle| idle.since.elapsed() >= IDLE_MAX);
         let ended = idle.drain(..place).collect();
@@ -241,7 +241,7 @@ impl Reducers {
         tokio::spawn(async move {
             loop {
                 tokio::time::sleep(LOOK_EVERY).await;
-                let (ended, done) = reducers.tired();
+                let (ended, done) = reducers.take_idle();
                 let _ = tokio::task::spawn_blocking(move || drop(ended)).await;
                 if done {
                     return;

@@ -342,7 +342,7 @@ impl Runner {
             cpu_percent: analysis.limits.cores.map(percent_of),
             ..RunLimits::default()
         };
-        self.surround(&mut run, request)?;
+        self.apply_environment(&mut run, request)?;
         run.asks = request.reads.is_some();
         if request.joined.lock().is_some() {
             let looked = LOOKED_AT.iter().map(PathBuf::from);
@@ -367,7 +367,7 @@ impl Runner {
     }
 
     /// Applies the environment of the node and of the task to a run. Fails if this node does not show a directory that the task needs.
-    fn surround(&self, run: &mut Run, request: &RunRequest<'_>) -> Result<(), Failure> {
+    fn apply_environment(&self, run: &mut Run, request: &RunRequest<'_>) -> Result<(), Failure> {
         let runtime_environment = &request.analysis.runtime_environment;
         let own = runtime_environment.environment.iter();
         let own = own.map(|(name, value)| (name.clone(), value.clone()));

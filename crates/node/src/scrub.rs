@@ -520,7 +520,7 @@ pub(crate) fn settle(parts: &ExecutorParts) -> Result<(), DbError> {
 }
 
 /// Marks objects in the memory for intermediate files as corrupt that were lost when the host restarted.
-pub(crate) fn settle_memory(parts: &ExecutorParts) -> Result<(), DbError> {
+pub(crate) fn mark_lost_memory(parts: &ExecutorParts) -> Result<(), DbError> {
     let lost = parts.db.read(records::in_memory)?;
     for object in lost {
         if parts.store.stat(object).is_err() {
@@ -582,14 +582,14 @@ pub(crate) fn verify(
 }
 
 /// Lowers the scheduling priority of the current thread.
-pub(crate) fn be_nice() {
+pub(crate) fn lower_priority() {
     // A failure does no harm.
     let _ = rustix::process::setpriority_process(None, NICE);
 }
 
 /// Hashes objects soon after their seal, until the node stops.
-pub(crate) fn keep_hashing(parts: &ExecutorParts, labels: &NodeLabels) {
-    be_nice();
+pub(crate) fn hash_continuously(parts: &ExecutorParts, labels: &NodeLabels) {
+    lower_priority();
     let mut written = parts.counters.written_bytes();
     let mut more = false;
     while !labels.pause(if more { Duration::ZERO } else { PERIOD }) {

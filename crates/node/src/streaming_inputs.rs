@@ -14,9 +14,9 @@ use tidemill_core::label::{Analysis, Label, Operation};
 
 /// Outcome of a label, for the labels to which it streams outputs.
 #[derive(Debug, Default)]
-pub(crate) struct FeedOutcome(AtomicU8);
+pub(crate) struct ProducerOutcome(AtomicU8);
 
-impl FeedOutcome {
+impl ProducerOutcome {
     const WELL: u8 = 1;
     const BADLY: u8 = 2;
 
@@ -27,7 +27,7 @@ impl FeedOutcome {
     }
 
     /// Returns whether the label has succeeded, so that its outputs are sealed and valid.
-    pub(crate) fn is_well(&self) -> bool {
+    pub(crate) fn has_succeeded(&self) -> bool {
         self.0.load(Ordering::Acquire) == Self::WELL
     }
 
@@ -45,7 +45,7 @@ pub(crate) struct StreamingInput {
     pub(crate) maker: LabelId,
     pub(crate) name: String,
     /// Outcome of the label that writes the input.
-    pub(crate) fate: Arc<FeedOutcome>,
+    pub(crate) fate: Arc<ProducerOutcome>,
 }
 
 /// Returns the analysis of a label; `None` if the label is no analysis.
@@ -81,15 +81,15 @@ pub(crate) fn streamed_by(analysis: &Analysis, maker: &Analysis) -> Option<Vec<(
 
 /// Output file that another label is writing.
 #[derive(Debug)]
-pub(crate) struct Making {
+pub(crate) struct GrowingOutput {
     /// Private directory of the label that writes the file, and the name of the file in it.
     directory: PathBuf,
     name: String,
-    fate: Arc<FeedOutcome>,
+    fate: Arc<ProducerOutcome>,
     file: Option<File>,
 }
 
-impl Making {
+impl GrowingOutput {
     pub(crate) fn new(directory: PathBuf, input: &StreamingInput) -> Self {
         Self {
             directory,
@@ -99,7 +99,7 @@ impl Making {
         }
     }
 
-    pub(crate) fn fate(&self) -> &FeedOutcome {
+    pub(crate) fn fate(&self) -> &ProducerOutcome {
         &self.fate
     }
 

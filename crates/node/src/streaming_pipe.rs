@@ -8,9 +8,9 @@
 //! The threads have a low priority and pause while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
 //! priority of the threads is not lower than that: a writer may wait for a lock that such a thread holds.
 
-use crate::scrub::be_nice;
+use crate::scrub::lower_priority;
 use crate::store::{Store, StoreError};
-use crate::streaming_inputs::Making;
+use crate::streaming_inputs::GrowingOutput;
 use parking_lot::Mutex;
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use std::fs::{File, OpenOptions, Permissions};
@@ -118,7 +118,7 @@ impl StreamingPipe {
     /// Creates the pipe and starts the thread that writes it.
     pub(crate) fn begin(
         (store, object): (Arc<dyn Store>, ObjectId),
-        making: Option<Making>,
+        making: Option<GrowingOutput>,
         pipe: PathBuf,
         turn: StreamingShare,
     ) -> std::io::Result<Self> {
@@ -192,7 +192,7 @@ struct Streamer {
     store: Arc<dyn Store>,
     object: ObjectId,
     /// Source of the bytes until the label that writes them has ended.
-    making: Option<Making>,
+    making: Option<GrowingOutput>,
     pipe: PathBuf,
     signs: Arc<Signs>,
     turn: StreamingShare,
@@ -207,7 +207,7 @@ struct Streamer {
 
 impl Streamer {
     fn run(&mut self) -> Result<Streamed, StoreError> {
-        be_nice();
+        lower_priority();
         let streamed = self.stream();
         // A reader that opens the pipe from now on finds its end.
         self.out = PipeOutput::Left;
@@ -263,7 +263,7 @@ impl Streamer {
     /// Returns the length of the file in bytes and whether the file is sealed; `None` if the file does not exist yet.
     fn look(&mut self) -> Result<Option<(u64, bool)>, StoreError> {
         if let Some(making) = &mut self.making {
-            if !making.fate().is_well() {
+            if !making.fate().has_succeeded() {
                 return Ok(Some((making.size(self.at > 0), false)));
             }
             self.making = None;

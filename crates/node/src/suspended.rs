@@ -131,7 +131,7 @@ async fn wait(config: &NodeConfig) -> Result<bool, String> {
     let mut incoming = match server.cluster().attach(outgoing).await {
         Ok(incoming) => incoming.into_inner(),
         // The node resumes to receive the message of its removal, and then ends.
-        Err(status) if condition::NODE_REMOVED.is_why(&status) => return Ok(true),
+        Err(status) if condition::NODE_REMOVED.is_cause_of(&status) => return Ok(true),
         Err(status) => return Err(server.explain(status).to_string()),
     };
     tracing::info!(node = %config.node, "suspended");

@@ -16,7 +16,7 @@ use crate::records::{self, Hash, ObjectRecord};
 use crate::runner::{self, RunResult};
 use crate::scrub;
 use crate::store::{ObjectFile, StoreError};
-use crate::streaming_inputs::Making;
+use crate::streaming_inputs::GrowingOutput;
 use crate::streaming_pipe::{Streamed, StreamingPipe, StreamingShare};
 use parking_lot::Mutex;
 use std::fs::File;
@@ -209,7 +209,7 @@ type TaskResult = Result<Vec<SealedOutput>, Failure>;
 
 /// Parameters of one rank of a task that joins the other ranks.
 #[derive(Debug)]
-pub(crate) struct Joined {
+pub(crate) struct RankParameters {
     pub(crate) rank: usize,
     pub(crate) size: usize,
     pub(crate) network: Arc<RankNetwork>,
@@ -226,7 +226,7 @@ pub(crate) struct RankResult {
 }
 
 /// Runs a rank of a task whose label may belong to another node. Blocks. The output stays in the rank's directory until [`forget_rank`].
-pub(crate) fn run_rank(parts: &ExecutorParts, live: &Live, joined: Joined) -> RankResult {
+pub(crate) fn run_rank(parts: &ExecutorParts, live: &Live, joined: RankParameters) -> RankResult {
     let mut run = RunningLabel::new(parts, live);
     run.outcome.start = now();
     let ran = match &live.label.operation {
@@ -399,7 +399,7 @@ impl RunningLabel<'_> {
     fn run_rank(
         &mut self,
         analysis: &Analysis,
-        joined: Joined,
+        joined: RankParameters,
     ) -> Result<(bool, Option<PrivateFile>), Failure> {
         self.fetch_all(analysis)?;
         self.outcome.kernel_start = now();
@@ -435,11 +435,11 @@ impl RunningLabel<'_> {
         let way = self.live.ways.get(index);
         let (streaming, leaves) = way.map_or((false, 0), |way| (way.streaming, way.leaves));
         let mut streaming_inputs = self.live.streaming_inputs.iter();
-        let produced = streaming_inputs.find(|one| one.index == index && !one.fate.is_well());
+        let produced = streaming_inputs.find(|one| one.index == index && !one.fate.has_succeeded());
         if produced.is_some() || streaming && self.local(input.object).is_none() {
             let making = produced.map(|one| {
                 self.outcome.streamed += 1;
-                Making::new(private_directory(self.parts, one.maker), one)
+                GrowingOutput::new(private_directory(self.parts, one.maker), one)
             });
             let pipe = private_directory(self.parts, self.id());
             let pipe = pipe.with_extension(format!("{index}.streaming"));
@@ -823,7 +823,7 @@ impl RunningLabel<'_> {
         let to = directory.with_extension("values");
         let taken = ran
             .result
-            .map_err(|failed| undecoded(input, failed, &ran.stderr))
+            .map_err(|failed| decode_failure(input, failed, &ran.stderr))
             .and_then(|prepared| {
                 let made = prepared
                     .output("values")
@@ -1224,7 +1224,7 @@ fn laid(
 }
 
 /// Returns the failure of an input whose values can't be decoded; a retry would fail, too.
-fn undecoded(input: &LabelInput, failed: Failure, printed: &str) -> Failure {
+fn decode_failure(input: &LabelInput, failed: Failure, printed: &str) -> Failure {
     let ranges = input.selection.byte_ranges().is_some();
     let part = input.selection.of_part().filter(|_| ranges);
     let part = part.map_or_else(String::new, |part| format!(" (part {part})"));

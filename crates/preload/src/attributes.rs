@@ -185,7 +185,7 @@ fn accessible(at: c_int, path: *const c_char, mode: c_int, flags: c_int) -> c_in
         request.flags = (flags & libc::AT_SYMLINK_NOFOLLOW).cast_unsigned().into();
     });
     call.really = flags & libc::AT_EACCESS == 0;
-    call.simply(|at, path| {
+    call.execute_without_text(|at, path| {
         let words = [c::word(at), path as usize, c::word(mode), c::word(flags), 0];
         if flags == 0 {
             return c::call(libc::SYS_faccessat, words);
@@ -226,7 +226,7 @@ fn set_mode(at: c_int, path: *const c_char, mode: mode_t, flags: c_int) -> c_int
             request.mode = mode.into();
             request.flags = flags.cast_unsigned().into();
         })
-        .simply(|at, path| {
+        .execute_without_text(|at, path| {
             if flags & libc::AT_SYMLINK_NOFOLLOW != 0 {
                 let words = [c::word(at), path as usize, bits, c::word(flags), 0];
                 let done = c::call(libc::SYS_fchmodat2, words);
@@ -281,7 +281,7 @@ fn set_owner(at: c_int, path: *const c_char, uid: uid_t, gid: gid_t, flags: c_in
             (request.a, request.b) = (uid.into(), gid.into());
             request.flags = flags.cast_unsigned().into();
         })
-        .simply(|at, path| {
+        .execute_without_text(|at, path| {
             let words = [c::word(at), path as usize, id(uid), id(gid), c::word(flags)];
             c::call(libc::SYS_fchownat, words)
         })
@@ -368,7 +368,7 @@ fn set_times(at: c_int, path: *const c_char, times: *const libc::timespec, flags
     }
     PathCall::new(Op::SetTimes, at, path)
         .with(fill)
-        .simply(host)
+        .execute_without_text(host)
 }
 
 #[unsafe(no_mangle)]
@@ -436,7 +436,7 @@ extern "C" fn utime(path: *const c_char, times: *const libc::utimbuf) -> c_int {
 fn set_size(path: *const c_char, size: off_t) -> c_int {
     PathCall::new(Op::Truncate, HERE, path)
         .with(|request| request.a = size.cast_unsigned())
-        .simply(|_, path| {
+        .execute_without_text(|_, path| {
             let size = isize::try_from(size).unwrap_or(-1).cast_unsigned();
             c::call(libc::SYS_truncate, [path as usize, size, 0, 0, 0])
         })
@@ -702,7 +702,7 @@ fn set_attribute(
             })
             .second(texts.0)
             .third(texts.1)
-            .simply(|_, path| {
+            .execute_without_text(|_, path| {
                 let number = match flags {
                     0 => libc::SYS_setxattr,
                     _ => libc::SYS_lsetxattr,
@@ -765,7 +765,7 @@ fn remove_attribute(of: AttributeTarget, name: *const c_char) -> c_int {
         AttributeTarget::Path(path, flags) => PathCall::new(Op::RemoveAttribute, HERE, path)
             .with(|request| request.flags = flags.cast_unsigned().into())
             .second(c::text(name))
-            .simply(|_, path| {
+            .execute_without_text(|_, path| {
                 let number = match flags {
                     0 => libc::SYS_removexattr,
                     _ => libc::SYS_lremovexattr,

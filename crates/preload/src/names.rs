@@ -15,7 +15,7 @@ fn mode_word(mode: mode_t) -> usize {
 pub(crate) fn directory(directory: c_int, path: *const c_char, mode: mode_t) -> c_int {
     PathCall::new(Op::MakeDirectory, directory, path)
         .with(|request| request.mode = mode.into())
-        .simply(|directory, path| {
+        .execute_without_text(|directory, path| {
             let words = [c::word(directory), path as usize, mode_word(mode), 0, 0];
             c::call(libc::SYS_mkdirat, words)
         })
@@ -38,7 +38,7 @@ fn node(directory: c_int, path: *const c_char, mode: mode_t, device: dev_t) -> c
             request.mode = mode.into();
             request.a = device;
         })
-        .simply(|directory, path| {
+        .execute_without_text(|directory, path| {
             let words = [
                 c::word(directory),
                 path as usize,
@@ -96,7 +96,7 @@ fn soft(target: *const c_char, at: c_int, path: *const c_char) -> c_int {
     }
     PathCall::new(Op::Symlink, at, path)
         .second(text)
-        .simply(|at, path| {
+        .execute_without_text(|at, path| {
             let words = [target as usize, c::word(at), path as usize, 0, 0];
             c::call(libc::SYS_symlinkat, words)
         })
@@ -165,7 +165,7 @@ extern "C" fn __readlinkat_chk(
 fn remove_name(at: c_int, path: *const c_char, flags: c_int) -> c_int {
     PathCall::new(Op::Unlink, at, path)
         .with(|request| request.flags = flags.cast_unsigned().into())
-        .simply(|at, path| {
+        .execute_without_text(|at, path| {
             let words = [c::word(at), path as usize, c::word(flags), 0, 0];
             c::call(libc::SYS_unlinkat, words)
         })

@@ -461,7 +461,10 @@ impl<'a> PathCall<'a> {
     }
 
     /// Executes a call whose answer has no text, like [`Self::make`].
-    pub(crate) fn simply(self, host: impl Fn(c_int, *const c_char) -> c_long) -> c_int {
+    pub(crate) fn execute_without_text(
+        self,
+        host: impl Fn(c_int, *const c_char) -> c_long,
+    ) -> c_int {
         c::int(self.make(&mut [], host, |_, _| 0))
     }
 }

@@ -6,7 +6,8 @@ use crate::error::cut;
 use crate::keys::own_file;
 use crate::store::StoreFile;
 use crate::tree::{
-    TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload, Why, timely,
+    ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
+    timely,
 };
 use crate::{Error, Keys};
 use bytes::Bytes;
@@ -45,7 +46,7 @@ pub(crate) fn open(host: &str, root: &str, keys: &Keys) -> Result<TreeStore, Err
     Ok(TreeStore::new(host, Hdfs { client, root }))
 }
 
-fn why(path: &str, error: &HdfsError) -> Why {
+fn why(path: &str, error: &HdfsError) -> ProtocolError {
     let reason = error.to_string();
     let reason = cut(reason.lines().next().unwrap_or_default());
     let (path, reported) = (path.to_owned(), reason.as_str());
@@ -64,7 +65,7 @@ fn why(path: &str, error: &HdfsError) -> Why {
             }
             () if is("AccessControlException") => Error::Denied { path, reason },
             () if is("StandbyException") || is("RetriableException") || is("SafeMode") => {
-                return Why::offline(&path, reason);
+                return ProtocolError::offline(&path, reason);
             }
             () => Error::Store { path, reason },
         },
@@ -72,14 +73,17 @@ fn why(path: &str, error: &HdfsError) -> Why {
             Error::Refused { path, reason }
         }
         HdfsError::IOError(_) | HdfsError::DataTransferError(_) => {
-            return Why::offline(&path, reason);
+            return ProtocolError::offline(&path, reason);
         }
         _ => Error::Store { path, reason },
     }
     .into()
 }
 
-async fn asked<T>(path: &str, work: impl Future<Output = Result<T, HdfsError>>) -> Result<T, Why> {
+async fn asked<T>(
+    path: &str,
+    work: impl Future<Output = Result<T, HdfsError>>,
+) -> Result<T, ProtocolError> {
     let done = timely(path, work).await?;
     done.map_err(|error| why(path, &error))
 }
@@ -104,7 +108,7 @@ fn number(of: u64) -> usize {
 }
 
 impl Hdfs {
-    async fn status(&self, path: &str) -> Result<PathType, Why> {
+    async fn status(&self, path: &str) -> Result<PathType, ProtocolError> {
         let full = self.root.full(path);
         let status = asked(path, self.client.get_file_info(&full)).await?;
         Ok(seen(path, &status))

@@ -21,4 +21,4 @@ pub use address::RemoteAddress;
 pub use browse::{DirectoryPages, ListingEntry, PathType};
 pub use error::Error;
 pub use keys::Keys;
-pub use store::{FileReader, ListedItem, Lister, Over, Remote, StoreFile, StoreWriter};
+pub use store::{FileReader, ListedItem, Lister, Overwrite, Remote, StoreFile, StoreWriter};

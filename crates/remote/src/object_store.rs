@@ -3,7 +3,7 @@
 use crate::address::{NAME_BYTES_MAX, RemoteAddress, RemoteKind, is_name};
 use crate::browse::{ListingEntry, PathType};
 use crate::redirects;
-use crate::store::{ListedItem, Over, SILENCE, StoreFile};
+use crate::store::{ListedItem, Overwrite, SILENCE, StoreFile};
 use crate::uploads::Uploads;
 use crate::{Error, Keys};
 use bytes::{Bytes, BytesMut};
@@ -70,7 +70,7 @@ pub(crate) struct ObjectWriter {
     path: String,
     /// Temporary name of the file until it is complete, in stores whose files are visible from their first byte on.
     part: Option<String>,
-    over: Over,
+    over: Overwrite,
     /// Bytes written so far, in stores that accept only whole files.
     pieces: Vec<Bytes>,
     written: u64,
@@ -574,23 +574,25 @@ impl ObjectStore {
     }
 
     /// Returns the condition for a write that `over` needs, if the store supports conditions.
-    fn condition<'a>(&self, over: &'a Over) -> Condition<'a> {
+    fn condition<'a>(&self, over: &'a Overwrite) -> Condition<'a> {
         let able = self.operator.info().capability();
         match over {
-            Over::This(object) if !object.checked_by_store => Condition::None,
-            Over::This(object) if self.tags == Tags::Versions => Condition::Version(&object.tag),
-            Over::This(object) if able.write_with_if_match => Condition::Tag(&object.tag),
-            Over::Nothing if able.write_with_if_not_exists => Condition::Nothing,
+            Overwrite::This(object) if !object.checked_by_store => Condition::None,
+            Overwrite::This(object) if self.tags == Tags::Versions => {
+                Condition::Version(&object.tag)
+            }
+            Overwrite::This(object) if able.write_with_if_match => Condition::Tag(&object.tag),
+            Overwrite::Nothing if able.write_with_if_not_exists => Condition::Nothing,
             _ => Condition::None,
         }
     }
 
     /// Checks whether the write may replace the existing file, for a store that does not support conditions.
-    async fn may_take(&self, path: &str, over: &Over) -> Result<(), Error> {
+    async fn may_take(&self, path: &str, over: &Overwrite) -> Result<(), Error> {
         let wanted = match over {
-            Over::Anything => return Ok(()),
-            Over::Nothing => None,
-            Over::This(object) => Some(object),
+            Overwrite::Anything => return Ok(()),
+            Overwrite::Nothing => None,
+            Overwrite::This(object) => Some(object),
         };
         let now = match self.stat(path).await {
             Err(error) if error.is_missing() => None,
@@ -602,7 +604,7 @@ impl ObjectStore {
         }
     }
 
-    pub(crate) async fn write(&self, path: &str, over: &Over) -> Result<ObjectWriter, Error> {
+    pub(crate) async fn write(&self, path: &str, over: &Overwrite) -> Result<ObjectWriter, Error> {
         let able = self.operator.info().capability();
         if !able.write {
             return Err(Error::Unable("be written to"));
@@ -647,7 +649,7 @@ impl ObjectStore {
         &self,
         path: &str,
         bytes: Bytes,
-        over: &Over,
+        over: &Overwrite,
     ) -> Result<StoreFile, Error> {
         let size = bytes.len() as u64;
         let writing = self.operator.write_with(path, bytes);

@@ -4,7 +4,7 @@
 use crate::Error;
 use crate::address::part_of;
 use crate::directory::{is_content, object};
-use crate::store::{Over, StoreFile};
+use crate::store::{Overwrite, StoreFile};
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, FlockOperation, Mode, OFlags, RenameFlags};
 use rustix::io::Errno;
@@ -20,7 +20,7 @@ pub(crate) struct PartialFile {
     part: String,
     name: String,
     path: String,
-    over: Over,
+    over: Overwrite,
     finished: bool,
 }
 
@@ -60,14 +60,14 @@ impl PartialFile {
                 part,
                 name: name.to_owned(),
                 path: path.to_owned(),
-                over: Over::Anything,
+                over: Overwrite::Anything,
                 finished: false,
             });
         }
     }
 
     /// Sets which existing file the new file may replace.
-    pub(crate) fn over(mut self, over: Over) -> Self {
+    pub(crate) fn over(mut self, over: Overwrite) -> Self {
         self.over = over;
         self
     }
@@ -142,12 +142,12 @@ impl PartialFile {
         let at = Error::of(&self.path);
         let changed = || Error::Changed(self.path.clone());
         match &self.over {
-            Over::Anything => self.rename(RenameFlags::empty()).map_err(&at),
-            Over::Nothing => match self.rename(RenameFlags::NOREPLACE) {
+            Overwrite::Anything => self.rename(RenameFlags::empty()).map_err(&at),
+            Overwrite::Nothing => match self.rename(RenameFlags::NOREPLACE) {
                 Err(Errno::EXIST) => Err(changed()),
                 renamed => renamed.map_err(&at),
             },
-            Over::This(object) => {
+            Overwrite::This(object) => {
                 match self.rename(RenameFlags::EXCHANGE) {
                     Err(Errno::NOENT) => return Err(changed()),
                     renamed => renamed.map_err(&at)?,

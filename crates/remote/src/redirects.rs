@@ -68,7 +68,7 @@ fn near(address: IpAddr) -> Near {
 }
 
 /// Returns whether a server at one of the addresses `server` may redirect to the addresses `named` for its data.
-fn may_name(server: &[IpAddr], named: &[IpAddr]) -> bool {
+fn may_redirect(server: &[IpAddr], named: &[IpAddr]) -> bool {
     let nearest = server.iter().copied().map(near).max();
     let nearest = nearest.unwrap_or(Near::World);
     let good = |address: &IpAddr| match near(*address) {
@@ -90,7 +90,7 @@ async fn addresses(url: &Url) -> Vec<IpAddr> {
 }
 
 /// Returns the URL of data to which a server redirects, if this host may request it; else the reason.
-pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
+pub(crate) async fn allowed_url(server: &str, named: &str) -> Result<Url, String> {
     let (Ok(server), Ok(named)) = (Url::parse(server), Url::parse(named)) else {
         return Err("the server does not name the location of the data".into());
     };
@@ -114,7 +114,7 @@ pub(crate) async fn may_ask(server: &str, named: &str) -> Result<Url, String> {
             "the server names {host} as the location of the data, and this host does not know {host}"
         ));
     }
-    match may_name(&addresses(&server).await, &there) {
+    match may_redirect(&addresses(&server).await, &there) {
         true => Ok(named),
         false => Err(format!(
             "the server names {host} as the location of the data, which is nearer to this host than the server and is not allowed"
@@ -157,7 +157,7 @@ mod tests {
         let all = |texts: &[&str]| -> Vec<IpAddr> {
             texts.iter().map(|text| text.parse().unwrap()).collect()
         };
-        let may = |server: &[&str], named: &[&str]| may_name(&all(server), &all(named));
+        let may = |server: &[&str], named: &[&str]| may_redirect(&all(server), &all(named));
         assert!(may(&["8.8.8.8"], &["9.9.9.9"]));
         assert!(may(&["10.0.0.1"], &["10.0.0.2", "8.8.8.8"]));
         assert!(may(&["127.0.0.1"], &["127.0.0.1", "10.0.0.2"]));
@@ -174,16 +174,20 @@ mod tests {
 
     #[tokio::test]
     async fn may_ask_refuses_loss_of_tls_and_nearer_server() {
-        assert!(may_ask("https://a:1", "http://a:2/x").await.is_err());
-        assert!(may_ask("https://a:1", "https://a:2/x").await.is_ok());
-        assert!(may_ask("http://a:1", "file:///etc/passwd").await.is_err());
+        assert!(allowed_url("https://a:1", "http://a:2/x").await.is_err());
+        assert!(allowed_url("https://a:1", "https://a:2/x").await.is_ok());
         assert!(
-            may_ask("http://10.0.0.1:1", "http://127.0.0.1:2/x")
+            allowed_url("http://a:1", "file:///etc/passwd")
                 .await
                 .is_err()
         );
         assert!(
-            may_ask("http://127.0.0.1:1", "http://127.0.0.1:2/x")
+            allowed_url("http://10.0.0.1:1", "http://127.0.0.1:2/x")
+                .await
+                .is_err()
+        );
+        assert!(
+            allowed_url("http://127.0.0.1:1", "http://127.0.0.1:2/x")
                 .await
                 .is_ok()
         );

@@ -35,7 +35,7 @@ pub struct StoreFile {
 
 /// Existing file that a write may replace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Over {
+pub enum Overwrite {
     /// The write may replace any file.
     #[default]
     Anything,
@@ -222,14 +222,14 @@ impl Remote {
     /// # Errors
     /// The store does not accept the file, or another process is writing the file.
     pub async fn write(&self, path: &str) -> Result<StoreWriter, Error> {
-        self.write_over(path, Over::Anything).await
+        self.write_over(path, Overwrite::Anything).await
     }
 
     /// Starts to write a file like [`Self::write`]. The write replaces only the file that `over` permits, if the store can check that.
     ///
     /// # Errors
     /// The errors of [`Self::write`]; also [`Error::Changed`], at the start or at the end of the write.
-    pub async fn write_over(&self, path: &str, over: Over) -> Result<StoreWriter, Error> {
+    pub async fn write_over(&self, path: &str, over: Overwrite) -> Result<StoreWriter, Error> {
         let path = checked(path)?.to_owned();
         Ok(StoreWriter(match &self.0 {
             RemoteStore::Directory(directory) => {
@@ -247,7 +247,7 @@ impl Remote {
     ///
     /// # Errors
     /// The store does not accept the file: an existing file then stays unchanged.
-    pub async fn put(&self, path: &str, bytes: Bytes, over: Over) -> Result<StoreFile, Error> {
+    pub async fn put(&self, path: &str, bytes: Bytes, over: Overwrite) -> Result<StoreFile, Error> {
         if let RemoteStore::ObjectStore(object_store) = &self.0
             && object_store.puts()
         {

@@ -5,7 +5,7 @@ use crate::Error;
 use crate::address::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
 use crate::browse::{ListingEntry, PathType};
 use crate::object_store::endless;
-use crate::store::{ListedItem, Over, PIECE_BYTES, SILENCE, StoreFile};
+use crate::store::{ListedItem, Overwrite, PIECE_BYTES, SILENCE, StoreFile};
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
@@ -33,19 +33,19 @@ const SWEPT_NAMES_MAX: usize = 10_000;
 
 /// Error of a protocol, with whether the error is temporary.
 #[derive(Debug)]
-pub(crate) struct Why {
+pub(crate) struct ProtocolError {
     pub(crate) error: Error,
     pub(crate) passes: bool,
 }
 
-impl From<Error> for Why {
+impl From<Error> for ProtocolError {
     fn from(error: Error) -> Self {
         let passes = false;
         Self { error, passes }
     }
 }
 
-impl Why {
+impl ProtocolError {
     /// Returns the error for a server that can't be reached or does not answer.
     pub(crate) fn offline(path: &str, reason: impl Into<String>) -> Self {
         Self {
@@ -58,7 +58,7 @@ impl Why {
     }
 }
 
-pub(crate) type TreeFuture<'a, T> = BoxFuture<'a, Result<T, Why>>;
+pub(crate) type TreeFuture<'a, T> = BoxFuture<'a, Result<T, ProtocolError>>;
 
 /// Operations of a protocol. Each path is relative to the store's root and has been [`checked`].
 pub(crate) trait TreeProtocol: Send + Sync {
@@ -151,7 +151,7 @@ pub(crate) struct TreeWriter {
     path: String,
     /// Temporary path; `None` once the file has its final path.
     part: Option<String>,
-    over: Over,
+    over: Overwrite,
     written: u64,
 }
 
@@ -169,9 +169,12 @@ async fn again<'a, T>(work: impl Fn() -> TreeFuture<'a, T>) -> Result<T, Error> 
 }
 
 /// Waits for a server's answer, at most [`SILENCE`].
-pub(crate) async fn timely<T>(path: &str, work: impl Future<Output = T>) -> Result<T, Why> {
+pub(crate) async fn timely<T>(
+    path: &str,
+    work: impl Future<Output = T>,
+) -> Result<T, ProtocolError> {
     let done = tokio::time::timeout(SILENCE, work).await;
-    done.map_err(|_| Why::offline(path, "no answer in 60 s"))
+    done.map_err(|_| ProtocolError::offline(path, "no answer in 60 s"))
 }
 
 impl TreeStore {
@@ -257,7 +260,7 @@ impl TreeStore {
         }
     }
 
-    pub(crate) async fn write(&self, path: &str, over: Over) -> Result<TreeWriter, Error> {
+    pub(crate) async fn write(&self, path: &str, over: Overwrite) -> Result<TreeWriter, Error> {
         if is_part(path) {
             return Err(Error::Path(path.to_owned()));
         }
@@ -289,7 +292,7 @@ impl TreeStore {
             renamed.map_err(|why| why.error)?;
             return self.stat(other).await;
         }
-        let mut copy = self.write(other, Over::Anything).await?;
+        let mut copy = self.write(other, Overwrite::Anything).await?;
         let mut done = 0;
         while done < object.size {
             let count = PIECE_BYTES.min(object.size - done);
@@ -300,7 +303,7 @@ impl TreeStore {
     }
 
     /// Removes temporary files in a directory whose age, by the server's clock, shows that their writers have ended.
-    async fn sweep(&self, directory: &str, now: SystemTime) -> Result<(), Why> {
+    async fn sweep(&self, directory: &str, now: SystemTime) -> Result<(), ProtocolError> {
         {
             let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
             if swept.len() >= SWEPT_DIRECTORIES_MAX || !swept.insert(directory.to_owned()) {
@@ -389,7 +392,7 @@ impl TreeWriter {
     }
 
     /// Returns the error with the path of the file in place of its temporary path.
-    fn named(&self, why: Why) -> Error {
+    fn named(&self, why: ProtocolError) -> Error {
         match why.error {
             Error::Store { reason, .. } => Error::Store {
                 path: self.path.clone(),
@@ -423,7 +426,7 @@ impl TreeWriter {
         };
         object.path.clone_from(&self.path);
         let there = match &self.over {
-            Over::This(wanted) => match self.tree.stat(&self.path).await {
+            Overwrite::This(wanted) => match self.tree.stat(&self.path).await {
                 Err(Error::Missing(_)) => false,
                 now => now? == *wanted,
             },
@@ -432,7 +435,7 @@ impl TreeWriter {
         if !there || object.size != self.written {
             return Err(Error::Changed(self.path.clone()));
         }
-        let over = self.over != Over::Nothing;
+        let over = self.over != Overwrite::Nothing;
         let renamed = self.tree.files.rename(&part, &self.path, over).await;
         renamed.map_err(|why| self.named(why))?;
         if let Some(time) = time {

@@ -7,7 +7,8 @@ use crate::object_store::client;
 use crate::redirects;
 use crate::store::{SILENCE, StoreFile};
 use crate::tree::{
-    TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload, Why, timely,
+    ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
+    timely,
 };
 use crate::{Error, Keys};
 use bytes::Bytes;
@@ -53,7 +54,7 @@ pub(crate) fn open(endpoint: &str, root: &str, keys: &Keys) -> TreeStore {
 }
 
 /// Returns the type and the tag of a file. HDFS never reuses the number of a file.
-fn seen(path: &str, status: &Value) -> Result<PathType, Why> {
+fn seen(path: &str, status: &Value) -> Result<PathType, ProtocolError> {
     let number = |name: &str| status[name].as_u64().unwrap_or(0);
     let path = path.to_owned();
     match status["type"].as_str() {
@@ -89,7 +90,11 @@ impl WebHdfs {
     }
 
     /// Returns the answer to a request, or the error that the answer contains.
-    async fn answer(&self, path: &str, question: RequestBuilder) -> Result<Response, Why> {
+    async fn answer(
+        &self,
+        path: &str,
+        question: RequestBuilder,
+    ) -> Result<Response, ProtocolError> {
         let sent = timely(path, question.send()).await?;
         let answer = sent.map_err(|error| self.offline(path, error))?;
         if answer.status().is_success() {
@@ -102,32 +107,32 @@ impl WebHdfs {
     }
 
     /// Reads a whole answer. Fails if the answer is longer than `most` bytes.
-    async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, Why> {
+    async fn whole(&self, path: &str, answer: Response, most: u64) -> Result<Bytes, ProtocolError> {
         let whole = crate::object_store::whole(answer, most);
         let whole = tokio::time::timeout(SILENCE, whole).await;
-        let whole =
-            whole.map_err(|_| Why::offline(path, "the answer was incomplete after 60 s"))?;
+        let whole = whole
+            .map_err(|_| ProtocolError::offline(path, "the answer was incomplete after 60 s"))?;
         let whole = whole.map_err(|error| self.offline(path, error))?;
         whole.ok_or_else(|| {
-            Why::from(Error::Store {
+            ProtocolError::from(Error::Store {
                 path: path.to_owned(),
                 reason: "the answer is longer than requested".into(),
             })
         })
     }
 
-    async fn json(&self, path: &str, question: RequestBuilder) -> Result<Value, Why> {
+    async fn json(&self, path: &str, question: RequestBuilder) -> Result<Value, ProtocolError> {
         let answer = self.answer(path, question).await?;
         let whole = self.whole(path, answer, REPORTED_BYTES_MAX).await?;
         serde_json::from_slice(&whole).map_err(|_| {
-            Why::from(Error::Store {
+            ProtocolError::from(Error::Store {
                 path: path.to_owned(),
                 reason: "the server does not speak WebHDFS: the answer is not JSON".into(),
             })
         })
     }
 
-    fn offline(&self, path: &str, error: reqwest::Error) -> Why {
+    fn offline(&self, path: &str, error: reqwest::Error) -> ProtocolError {
         // The address contains the token, so errors must not contain the address.
         let error = error.without_url();
         let mut reason = error.to_string();
@@ -136,10 +141,10 @@ impl WebHdfs {
             reason = format!("{reason}: {below}");
             source = below.source();
         }
-        Why::offline(path, self.0.keys.scrubbed(&reason))
+        ProtocolError::offline(path, self.0.keys.scrubbed(&reason))
     }
 
-    fn refusal(&self, path: &str, status: StatusCode, reported: &[u8]) -> Why {
+    fn refusal(&self, path: &str, status: StatusCode, reported: &[u8]) -> ProtocolError {
         let reported: Value = serde_json::from_slice(reported).unwrap_or_default();
         let reported = &reported["RemoteException"];
         let exception = reported["exception"].as_str().unwrap_or_default();
@@ -158,32 +163,37 @@ impl WebHdfs {
             }
             _ if status == StatusCode::UNAUTHORIZED => Error::Refused { path, reason },
             "StandbyException" | "RetriableException" | "SafeModeException" => {
-                return Why::offline(&path, reason);
+                return ProtocolError::offline(&path, reason);
             }
             _ if status.is_server_error() && exception.is_empty()
                 || status == StatusCode::TOO_MANY_REQUESTS =>
             {
-                return Why::offline(&path, reason);
+                return ProtocolError::offline(&path, reason);
             }
             _ => Error::Store { path, reason },
         }
         .into()
     }
 
-    async fn status(&self, path: &str) -> Result<PathType, Why> {
+    async fn status(&self, path: &str) -> Result<PathType, ProtocolError> {
         let question = self.question(Method::GET, path, "GETFILESTATUS");
         let status = self.json(path, question).await?;
         seen(path, &status["FileStatus"])
     }
 
     /// Returns the address of the data node for a read or write of a file.
-    async fn location(&self, method: Method, path: &str, what: &str) -> Result<String, Why> {
+    async fn location(
+        &self,
+        method: Method,
+        path: &str,
+        what: &str,
+    ) -> Result<String, ProtocolError> {
         let question = self.question(method, path, &format!("{what}&noredirect=true"));
         let reply = self.json(path, question).await?;
         let location = reply["Location"].as_str().unwrap_or_default();
-        let named = timely(path, redirects::may_ask(&self.0.endpoint, location)).await?;
+        let named = timely(path, redirects::allowed_url(&self.0.endpoint, location)).await?;
         named.map(String::from).map_err(|reason| {
-            Why::from(Error::Store {
+            ProtocolError::from(Error::Store {
                 path: path.to_owned(),
                 reason,
             })
@@ -307,7 +317,7 @@ impl TreeNames for WebHdfsListing {
             let more = reply["remainingEntries"].as_u64().unwrap_or(0) > 0;
             let last = names.last().filter(|_| more).map(|last| last.name.clone());
             if last.is_some() && last == self.after {
-                return Err(Why::from(Error::Store {
+                return Err(ProtocolError::from(Error::Store {
                     path: self.path.clone(),
                     reason: "the server returns the same names again and again".into(),
                 }));
@@ -329,13 +339,13 @@ impl WebHdfsListing {
 /// File that is being written, in one request to a data node.
 struct WebHdfsWriter {
     pieces: Option<mpsc::Sender<Bytes>>,
-    written: JoinHandle<Result<(), Why>>,
+    written: JoinHandle<Result<(), ProtocolError>>,
 }
 
 impl WebHdfsWriter {
-    async fn ended(&mut self) -> Result<(), Why> {
+    async fn ended(&mut self) -> Result<(), ProtocolError> {
         let ended = (&mut self.written).await;
-        ended.unwrap_or_else(|error| Err(Why::offline("", error.to_string())))
+        ended.unwrap_or_else(|error| Err(ProtocolError::offline("", error.to_string())))
     }
 }
 
@@ -344,16 +354,22 @@ impl TreeUpload for WebHdfsWriter {
         Box::pin(async move {
             let sent = match &self.pieces {
                 Some(pieces) => tokio::time::timeout(SILENCE, pieces.send(bytes)).await,
-                None => return Err(Why::offline("", "it was aborted")),
+                None => return Err(ProtocolError::offline("", "it was aborted")),
             };
             match sent {
                 Ok(Ok(())) => Ok(()),
                 Ok(Err(_)) => {
                     self.pieces = None;
                     self.ended().await?;
-                    Err(Why::offline("", "the server ended the request early"))
+                    Err(ProtocolError::offline(
+                        "",
+                        "the server ended the request early",
+                    ))
                 }
-                Err(_) => Err(Why::offline("", "the server accepts no more data")),
+                Err(_) => Err(ProtocolError::offline(
+                    "",
+                    "the server accepts no more data",
+                )),
             }
         })
     }

@@ -15,7 +15,7 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::time::{Duration, SystemTime};
-use tidemill_remote::{Error, ListedItem, Over, PathType, Remote, RemoteAddress, StoreFile};
+use tidemill_remote::{Error, ListedItem, Overwrite, PathType, Remote, RemoteAddress, StoreFile};
 
 /// Names that are unusual on some operating systems and valid on all.
 const ODD: [&str; 10] = [
@@ -33,7 +33,7 @@ const ODD: [&str; 10] = [
 
 async fn put(remote: &Remote, path: &str, content: &[u8]) -> StoreFile {
     let content = Bytes::copy_from_slice(content);
-    let put = remote.put(path, content, Over::Anything).await;
+    let put = remote.put(path, content, Overwrite::Anything).await;
     put.unwrap_or_else(|error| panic!("{path}: {error}"))
 }
 
@@ -155,7 +155,7 @@ async fn files_are_written_read_and_removed(server: &Server) {
         assert!(remote.stat(path).await.is_err(), "{path}");
         assert!(
             remote
-                .put(path, Bytes::new(), Over::Anything)
+                .put(path, Bytes::new(), Overwrite::Anything)
                 .await
                 .is_err()
         );
@@ -197,24 +197,30 @@ async fn what_is_changed_is_another_one(server: &Server) {
 
 async fn only_that_is_replaced_which_was_to_be(server: &Server) {
     let remote = server.open();
-    let put_over = |content: &'static [u8], over: Over| {
+    let put_over = |content: &'static [u8], over: Overwrite| {
         let remote = remote.clone();
         async move { remote.put("o/x", Bytes::from_static(content), over).await }
     };
-    let first = put_over(b"first", Over::Nothing).await.unwrap();
-    let error = put_over(b"second", Over::Nothing).await.unwrap_err();
+    let first = put_over(b"first", Overwrite::Nothing).await.unwrap();
+    let error = put_over(b"second", Overwrite::Nothing).await.unwrap_err();
     assert!(matches!(error, Error::Changed(_)), "{error}");
-    let mut writer = remote.write_over("o/x", Over::Nothing).await.unwrap();
+    let mut writer = remote.write_over("o/x", Overwrite::Nothing).await.unwrap();
     writer.write(Bytes::from_static(b"third")).await.unwrap();
     let error = writer.finish().await.unwrap_err();
     assert!(matches!(error, Error::Changed(_)), "{error}");
     assert_eq!(content(&remote, "o/x").await, b"first");
-    let second = put_over(b"2nd", Over::This(first.clone())).await.unwrap();
-    let error = put_over(b"third", Over::This(first)).await.unwrap_err();
+    let second = put_over(b"2nd", Overwrite::This(first.clone()))
+        .await
+        .unwrap();
+    let error = put_over(b"third", Overwrite::This(first))
+        .await
+        .unwrap_err();
     assert!(matches!(error, Error::Changed(_)), "{error}");
     assert_eq!(content(&remote, "o/x").await, b"2nd");
     remote.remove("o/x").await.unwrap();
-    let error = put_over(b"third", Over::This(second)).await.unwrap_err();
+    let error = put_over(b"third", Overwrite::This(second))
+        .await
+        .unwrap_err();
     let gone = matches!(error, Error::Changed(_) | Error::Missing(_));
     assert!(gone, "{error}");
     nothing_is_left(server, &remote, "o").await;
@@ -304,7 +310,7 @@ async fn wrong_keys_are_refused_and_never_reported(server: &Server) {
         remote.check().await.unwrap_err(),
         remote.stat("w/x/a").await.unwrap_err(),
         remote
-            .put("k", Bytes::new(), Over::Anything)
+            .put("k", Bytes::new(), Overwrite::Anything)
             .await
             .unwrap_err(),
     ] {

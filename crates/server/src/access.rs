@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_client::connections::{GuestConnection, Met, Who};
+use tidemill_client::connections::{Met, PeerKind, UserConnection};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::{Credential, users};
 use tidemill_wire::{route, v1};
@@ -82,11 +82,11 @@ impl Peer {
     }
 
     /// Returns the user to whom the connection belongs.
-    pub(crate) fn who(&self) -> Who {
+    pub(crate) fn who(&self) -> PeerKind {
         if self.administrator {
-            Who::Daemon
+            PeerKind::Daemon
         } else {
-            Who::User(self.uid)
+            PeerKind::User(self.uid)
         }
     }
 }
@@ -148,9 +148,9 @@ impl Access {
         if bearer.is_none()
             && let Some((user, secret)) = password
         {
-            let peer = self.bearer(&secret).filter(|_| !from_elsewhere(headers));
+            let peer = self.bearer(&secret).filter(|_| !is_cross_site(headers));
             let peer = peer.filter(|peer| peer.administrator || self.is_called(peer.uid, &user));
-            return introduced(peer.ok_or_else(nobody)?, extensions);
+            return store_peer(peer.ok_or_else(nobody)?, extensions);
         }
         let local = extensions.get::<Met<UdsConnectInfo>>();
         let cred = local.and_then(|met| met.info.peer_cred);
@@ -165,7 +165,7 @@ impl Access {
             (None, Some(bearer)) => self.bearer(bearer).ok_or_else(nobody)?,
             (None, None) => return Err(nobody()),
         };
-        introduced(peer, extensions)
+        store_peer(peer, extensions)
     }
 
     /// Whether `user` is the name or the number of the user `uid`.
@@ -277,7 +277,7 @@ impl Access {
 }
 
 /// Returns the record of the connection over which a request arrived.
-fn guest(extensions: &Extensions) -> Option<&GuestConnection> {
+fn guest(extensions: &Extensions) -> Option<&UserConnection> {
     let local = extensions.get::<Met<UdsConnectInfo>>();
     let distant = extensions.get::<Met<TcpConnectInfo>>();
     let local = local.map(|met| &met.guest);
@@ -285,7 +285,7 @@ fn guest(extensions: &Extensions) -> Option<&GuestConnection> {
 }
 
 /// Stores the peer's identity in the record of its connection.
-fn introduced(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
+fn store_peer(peer: Peer, extensions: &Extensions) -> Result<Peer, Status> {
     if let Some(guest) = guest(extensions) {
         guest.introduce(peer.who());
     }
@@ -303,7 +303,7 @@ fn password(shown: &str) -> Option<(String, String)> {
 }
 
 /// Whether a page of another web site made a browser send the request. Browsers add stored passwords to such requests.
-fn from_elsewhere(headers: &HeaderMap) -> bool {
+fn is_cross_site(headers: &HeaderMap) -> bool {
     let site = headers.get("sec-fetch-site");
     site.is_some_and(|site| site != "same-origin" && site != "none")
 }

@@ -18,7 +18,7 @@ use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
-use tidemill_client::tls::{self, Inside, ServerIdentity};
+use tidemill_client::tls::{self, InnerProtocol, ServerIdentity};
 use tidemill_wire::route;
 
 /// Time for which signed certificates are valid.
@@ -138,7 +138,7 @@ impl Ca {
         Ok(tls::identity(
             &certificate,
             &key.serialize_der(),
-            Inside::Both,
+            InnerProtocol::Both,
         )?)
     }
 

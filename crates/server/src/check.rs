@@ -45,14 +45,14 @@ pub(crate) type Findings = Sender<Result<v1::CheckReply, Status>>;
 
 /// Possible fault of one object, from the first check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Suspicion {
+enum SuspectedFault {
     Orphan(u64),
     Missing(SealedVersion),
     Length(SealedVersion, u64),
     Unsealed(SealedVersion, u64),
 }
 
-type Suspicions = BTreeMap<u64, Suspicion>;
+type Suspicions = BTreeMap<u64, SuspectedFault>;
 
 /// A check of nodes in progress, with its request.
 struct CheckRun<'a> {
@@ -162,7 +162,7 @@ impl CheckRun<'_> {
         for (object, suspicion) in found {
             let repaired = repaired.contains(&object);
             let mut finding = self.finding(node, object, suspicion, repaired);
-            if let (Suspicion::Orphan(_), Some(why)) = (suspicion, held_back) {
+            if let (SuspectedFault::Orphan(_), Some(why)) = (suspicion, held_back) {
                 finding.text = format!("{}; {why}", finding.text);
             }
             self.tell(finding).await;
@@ -180,7 +180,7 @@ impl CheckRun<'_> {
         let mut suspicions: Suspicions = held
             .into_iter()
             .flatten()
-            .map(|(&object, &held)| (object, Suspicion::Missing(held)))
+            .map(|(&object, &held)| (object, SuspectedFault::Missing(held)))
             .collect();
         let mut others = Vec::new();
         for one in listed {
@@ -191,9 +191,9 @@ impl CheckRun<'_> {
                 continue;
             };
             if one.size != file.size {
-                suspicions.insert(one.object, Suspicion::Length(file, one.size));
+                suspicions.insert(one.object, SuspectedFault::Length(file, one.size));
             } else if !one.sealed {
-                suspicions.insert(one.object, Suspicion::Unsealed(file, one.size));
+                suspicions.insert(one.object, SuspectedFault::Unsealed(file, one.size));
             } else {
                 suspicions.remove(&one.object);
             }
@@ -205,7 +205,7 @@ impl CheckRun<'_> {
             .map_err(text)?;
         let sizes = listed.iter().map(|one| (one.object, one.size));
         let orphans = sizes.filter(|(object, _)| unknown.contains(object));
-        suspicions.extend(orphans.map(|(object, size)| (object, Suspicion::Orphan(size))));
+        suspicions.extend(orphans.map(|(object, size)| (object, SuspectedFault::Orphan(size))));
         Ok(suspicions)
     }
 
@@ -217,7 +217,7 @@ impl CheckRun<'_> {
         };
         let orphans = found
             .values()
-            .filter(|one| matches!(one, Suspicion::Orphan(_)));
+            .filter(|one| matches!(one, SuspectedFault::Orphan(_)));
         Ok(held_back(
             (at, less),
             clock::now_ns(),
@@ -234,7 +234,7 @@ impl CheckRun<'_> {
     ) -> Result<BTreeSet<u64>, String> {
         let orphans: Vec<u64> = found
             .iter()
-            .filter(|(_, suspicion)| remove && matches!(suspicion, Suspicion::Orphan(_)))
+            .filter(|(_, suspicion)| remove && matches!(suspicion, SuspectedFault::Orphan(_)))
             .map(|(&object, _)| object)
             .collect();
         let names = &self.check.names;
@@ -247,7 +247,7 @@ impl CheckRun<'_> {
         let open: Vec<(u64, SealBody)> = found
             .iter()
             .filter_map(|(&object, suspicion)| match suspicion {
-                Suspicion::Unsealed(held, _) => Some((object, self.body(object, held))),
+                SuspectedFault::Unsealed(held, _) => Some((object, self.body(object, held))),
                 _ => None,
             })
             .collect();
@@ -294,16 +294,22 @@ impl CheckRun<'_> {
         }
     }
 
-    fn finding(&self, node: u32, object: u64, suspicion: Suspicion, repaired: bool) -> v1::Finding {
+    fn finding(
+        &self,
+        node: u32,
+        object: u64,
+        suspicion: SuspectedFault,
+        repaired: bool,
+    ) -> v1::Finding {
         let (kind, held, size, text) = match suspicion {
-            Suspicion::Orphan(size) => {
+            SuspectedFault::Orphan(size) => {
                 let mut text = "no name, version, job or writer refers to it".to_owned();
                 if repaired {
                     text += "; it is kept for a week, then removed";
                 }
                 ("orphan", None, size, text)
             }
-            Suspicion::Missing(held) => match self.corruption(object, node) {
+            SuspectedFault::Missing(held) => match self.corruption(object, node) {
                 Some(what) => ("corrupt", Some(held), 0, format!("it {what}")),
                 None => (
                     "missing",
@@ -312,14 +318,14 @@ impl CheckRun<'_> {
                     "it does not exist on the node".to_owned(),
                 ),
             },
-            Suspicion::Length(held, size) => {
+            SuspectedFault::Length(held, size) => {
                 let text = format!(
                     "it has {size} bytes on the node, and the file has {}",
                     held.size
                 );
                 ("length", Some(held), size, text)
             }
-            Suspicion::Unsealed(held, size) => {
+            SuspectedFault::Unsealed(held, size) => {
                 let text = "it is not sealed on the node".to_owned();
                 ("unsealed", Some(held), size, text)
             }

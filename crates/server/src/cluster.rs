@@ -13,7 +13,7 @@ use crate::elastic::{energy, store};
 use crate::jobs::DriverMessage;
 use crate::migrations::NodeProperties;
 use crate::names::burst::{self, TierNode};
-use crate::names::changes::Teller;
+use crate::names::changes::ChangeSender;
 use crate::names::commit::Database;
 use crate::names::shared::{NamesShared, Spaces};
 use crate::names::{Changed, Fault, SqliteNames};
@@ -55,7 +55,7 @@ const MEMORY: &str = "memory";
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
 /// Pause before the server retries storing a node's properties.
-const REMEMBER_PAUSE: Duration = Duration::from_secs(1);
+const STORE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Maximum wait for the driver's reply about the load of the nodes. The driver may be storing decisions or answering other callers.
 const LOAD_WAIT: Duration = Duration::from_millis(500);
@@ -128,7 +128,7 @@ pub(crate) struct Cluster {
     slots: Mutex<BTreeMap<u32, NodeSlot>>,
     shared: Arc<NamesShared>,
     database: Arc<Database>,
-    teller: Teller,
+    teller: ChangeSender,
     cluster_id: u64,
     reports: std::sync::mpsc::Sender<DriverMessage>,
     node_timeout: Duration,
@@ -545,7 +545,7 @@ impl Cluster {
         // once.
         self.refresh();
         self.dismiss(id);
-        self.remember(&node, epoch);
+        self.store_properties(&node, epoch);
         self.report(DriverReport::Up {
             node,
             labels: hello.labels,
@@ -623,7 +623,7 @@ impl Cluster {
                 self.refresh();
                 self.report(DriverReport::Status { node: status });
             }
-            From::Standing(standing) => self.on_standing(node, epoch, &standing),
+            From::Standing(standing) => self.on_load_update(node, epoch, &standing),
             From::Started(started) => self.report(DriverReport::Started {
                 node,
                 label: started.label,
@@ -667,7 +667,7 @@ impl Cluster {
     }
 
     /// Updates the frequently changing values of a node's status: running and queued labels, free space, transferred bytes and load.
-    fn on_standing(&self, node: u32, epoch: u64, standing: &v1::Standing) {
+    fn on_load_update(&self, node: u32, epoch: u64, standing: &v1::Standing) {
         let status = {
             let mut slots = self.slots.lock();
             let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
@@ -739,7 +739,7 @@ impl Cluster {
     ///
     /// The task retries until the properties are stored or the node has reconnected. Before that, no file is placed in the node's new
     /// memory tier, since the server would later delete the file together with the old contents.
-    fn remember(self: &Arc<Self>, node: &v1::Node, epoch: u64) {
+    fn store_properties(self: &Arc<Self>, node: &v1::Node, epoch: u64) {
         let status = v1::Node {
             up: false,
             ..node.clone()
@@ -747,8 +747,8 @@ impl Cluster {
         let cluster = self.clone();
         tokio::spawn(async move {
             while let Err(fault) = cluster.keep_status(status.clone()).await {
-                fault.put_off("the properties of a node can't be stored");
-                tokio::time::sleep(REMEMBER_PAUSE).await;
+                fault.log_delay("the properties of a node can't be stored");
+                tokio::time::sleep(STORE_PAUSE).await;
                 if cluster.epoch(status.node) != Some(epoch) {
                     return;
                 }

@@ -7,7 +7,7 @@ use crate::names::replicas::{CURRENT, look_again};
 use crate::names::shared::NamesShared;
 use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
-use crate::replicas::reprieve;
+use crate::replicas::cancel_removal;
 use rusqlite::{Connection, params};
 use tidemill_core::id::{NodeId, ObjectId};
 use tidemill_core::label::Corrupt;
@@ -37,7 +37,7 @@ pub(crate) fn found(
             shared.set_corruption();
             look_again(db, object.0, now)?;
             burst::lost_elsewhere(db, id)?;
-            reprieve(db, object.0, (&shared.leaving, now))?;
+            cancel_removal(db, object.0, (&shared.leaving, now))?;
         }
         count += u64::from(is(db, object.0, node.0)?);
     }
@@ -73,7 +73,7 @@ pub(crate) fn forgotten(
         insert.execute(params![object, node, FORGOTTEN, now])?;
         look_again(db, object.cast_unsigned(), now)?;
         burst::lost_elsewhere(db, object)?;
-        reprieve(db, object.cast_unsigned(), (&shared.leaving, now))?;
+        cancel_removal(db, object.cast_unsigned(), (&shared.leaving, now))?;
     }
     tracing::error!(
         node,

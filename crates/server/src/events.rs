@@ -3,7 +3,7 @@
 
 use crate::access::Access;
 use crate::clock;
-use crate::names::budget::Shares;
+use crate::names::budget::AccessLimits;
 use crate::names::changes::Changes;
 use crate::names::events::{self, ANSWER_MAX, EventCursor, EventPage};
 use crate::names::transaction::Tx;
@@ -40,7 +40,7 @@ pub(crate) struct EventService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
     feed: Arc<EventFeed>,
-    space: Arc<Shares>,
+    space: Arc<AccessLimits>,
 }
 
 /// All calls that wait for file events.
@@ -151,7 +151,7 @@ impl EventService {
             names: names.clone(),
             access: access.clone(),
             feed: Arc::default(),
-            space: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
+            space: AccessLimits::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
 

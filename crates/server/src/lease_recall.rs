@@ -116,7 +116,7 @@ impl RecallRequest {
 
 /// State of a file version that was being written when a client asked for the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Settled {
+pub(crate) enum OpenState {
     /// The writer still has the file open: the newest sealed version is the file's content.
     Open,
     /// The version that was being written is sealed or aborted.
@@ -174,24 +174,24 @@ impl LeaseRecalls {
         let publishes = publishes(&request);
         let invites = asked.writes.map(|ino| (ino, request.clone()));
         if let Some(ino) = publications_of_closed(&request).or(self.joins(asked)?)
-            && self.settle_all(asked.session, ino).await? == Settled::Unknown
+            && self.settle_all(asked.session, ino).await? == OpenState::Unknown
         {
             return Err(Fault::Unsettled);
         }
         let mut results = self.0.names.apply(request).await?;
         if let Some((ino, request)) = invites.filter(|_| is_busy(&results))
-            && self.invite(asked.session, ino).await?
+            && self.ask_to_share(asked.session, ino).await?
         {
             results = self.0.names.apply(request).await?;
         }
-        self.tell_others(&opening).await;
+        self.notify_others(&opening).await;
         if publishes {
             self.wait_reported(asked.session).await;
         }
         if let Some(request) = again {
             results = self.settled(request, results).await?;
         }
-        self.add_company(asked, &mut results)?;
+        self.add_other_mounts(asked, &mut results)?;
         Ok(results)
     }
 
@@ -217,18 +217,18 @@ impl LeaseRecalls {
         }
         let mut results = self.0.names.apply_blocking(request)?;
         if !opening.is_empty() {
-            self.0.runtime.block_on(self.tell_others(&opening));
+            self.0.runtime.block_on(self.notify_others(&opening));
         }
         if let Some(request) = again.filter(|_| written(&results).next().is_some()) {
             results = self.0.runtime.block_on(self.settled(request, results))?;
         }
-        self.add_company(asked, &mut results)?;
+        self.add_other_mounts(asked, &mut results)?;
         Ok(results)
     }
 
     /// Adds to an answer whether other mounts are connected and hold locks. If another mount writes the file that this mount asked to
     /// write, and the file has locks, the server asks the other mount to seal as much of the file as possible.
-    fn add_company(
+    fn add_other_mounts(
         &self,
         asked: RecallRequest,
         results: &mut [v1::NameResult],
@@ -304,7 +304,7 @@ impl LeaseRecalls {
     }
 
     /// Waits until other mounts have dropped their cached knowledge of files that are about to be written.
-    async fn tell_others(&self, opening: &[(u64, RecallStream)]) {
+    async fn notify_others(&self, opening: &[(u64, RecallStream)]) {
         let receipts = opening.iter().map(|(ino, line)| async move {
             let message = |receipt| v1::Invalidation {
                 receipt,
@@ -370,9 +370,9 @@ impl LeaseRecalls {
         let (mut ended, mut unknown) = (false, false);
         for settled in settled {
             match settled? {
-                Settled::Open => {}
-                Settled::Ended => ended = true,
-                Settled::Unknown => unknown = true,
+                OpenState::Open => {}
+                OpenState::Ended => ended = true,
+                OpenState::Unknown => unknown = true,
             }
         }
         let mut results = if ended {
@@ -399,7 +399,7 @@ impl LeaseRecalls {
 
     /// Asks the only mount that writes a file to let another mount write the file, too. Returns whether the asked mount answered or has
     /// sealed the file.
-    async fn invite(&self, session: u64, ino: u64) -> Result<bool, Fault> {
+    async fn ask_to_share(&self, session: u64, ino: u64) -> Result<bool, Fault> {
         if self.0.locks.are_known(ino) {
             return Ok(false);
         }
@@ -431,11 +431,11 @@ impl LeaseRecalls {
 
     /// Waits until it is known whether the mounts that write a version still have the version open. If the version is closed, waits until
     /// the version is sealed. `session` is the session of the asking mount.
-    pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
+    pub(crate) async fn settle(&self, session: u64, ino: u64) -> Result<OpenState, Fault> {
         let writers = self.0.names.written(ino)?;
         // A mount that also writes the file asks by itself for the content of other writers.
         if session != 0 && writers.iter().any(|writer| writer.session == session) {
-            return Ok(Settled::Open);
+            return Ok(OpenState::Open);
         }
         self.settle_all(session, ino).await
     }
@@ -452,7 +452,7 @@ impl LeaseRecalls {
                 continue;
             };
             for (&ino, settled) in some.iter().zip(settled) {
-                if settled? == Settled::Unknown {
+                if settled? == OpenState::Unknown {
                     unknown.push(ino);
                 }
             }
@@ -461,17 +461,17 @@ impl LeaseRecalls {
     }
 
     /// Waits for the state of a file as [`Self::settle`] does, for all writers except the asking mount.
-    async fn settle_all(&self, session: u64, ino: u64) -> Result<Settled, Fault> {
+    async fn settle_all(&self, session: u64, ino: u64) -> Result<OpenState, Fault> {
         let writers = self.0.names.written(ino)?;
         let settled = writers
             .iter()
             .map(|&writer| self.settle_one(session, ino, writer));
-        let mut all = Settled::Ended;
+        let mut all = OpenState::Ended;
         for settled in join_all(settled).await {
             all = match (all, settled?) {
-                (Settled::Unknown, _) | (_, Settled::Unknown) => Settled::Unknown,
-                (Settled::Open, _) | (_, Settled::Open) => Settled::Open,
-                (Settled::Ended, Settled::Ended) => Settled::Ended,
+                (OpenState::Unknown, _) | (_, OpenState::Unknown) => OpenState::Unknown,
+                (OpenState::Open, _) | (_, OpenState::Open) => OpenState::Open,
+                (OpenState::Ended, OpenState::Ended) => OpenState::Ended,
             };
         }
         Ok(all)
@@ -482,10 +482,10 @@ impl LeaseRecalls {
         session: u64,
         ino: u64,
         first: OpenVersion,
-    ) -> Result<Settled, Fault> {
+    ) -> Result<OpenState, Fault> {
         let deadline = Instant::now() + PATIENCE;
         if first.session == 0 || first.session == session {
-            return Ok(Settled::Open);
+            return Ok(OpenState::Open);
         }
         loop {
             // The subscription precedes the next look, so that no change is missed between them.
@@ -501,9 +501,9 @@ impl LeaseRecalls {
                 // The mount of this version may have let others write the same file.
                 let multi_writer = writers.iter().any(|writer| writer.session == first.session);
                 let state = if multi_writer {
-                    Settled::Open
+                    OpenState::Open
                 } else {
-                    Settled::Ended
+                    OpenState::Ended
                 };
                 return Ok(state);
             }
@@ -511,17 +511,17 @@ impl LeaseRecalls {
             tokio::select! {
                 open = answer_of(question.as_mut()) => {
                     if open {
-                        return Ok(Settled::Open);
+                        return Ok(OpenState::Open);
                     }
                     // The file is closed: its seal arrives by itself.
                     tokio::select! {
                         changed = change_of(&mut changes, ino) => changed?,
-                        () = tokio::time::sleep_until(deadline) => return Ok(Settled::Unknown),
+                        () = tokio::time::sleep_until(deadline) => return Ok(OpenState::Unknown),
                     }
                 }
                 changed = change_of(&mut changes, ino) => changed?,
                 () = &mut arrived => {}
-                () = tokio::time::sleep_until(deadline) => return Ok(Settled::Unknown),
+                () = tokio::time::sleep_until(deadline) => return Ok(OpenState::Unknown),
             }
         }
     }

@@ -14,10 +14,10 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_client::log_limit::Sparse;
+use tidemill_client::log_limit::LogLimit;
 use tidemill_client::tls::ACCEPT_PAUSE;
 use tidemill_wire::local::ShortPath;
-use tidemill_wire::size_limits::Excess;
+use tidemill_wire::size_limits::SizeLimitError;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};
 
 /// Maximum number of connections. A peer beyond the limit is refused and uses gRPC instead.
@@ -44,7 +44,7 @@ struct Service {
     /// Open connections; `None` after the socket was closed.
     open: Mutex<Option<BTreeMap<u64, LocalConnection>>>,
     /// Rate limit of log entries about invalid peers and failed connections.
-    logged: Sparse,
+    logged: LogLimit,
 }
 
 /// A connection of a peer to the socket.
@@ -71,7 +71,7 @@ impl LocalNamesService {
             lease_recalls,
             access,
             open: Mutex::new(Some(BTreeMap::new())),
-            logged: Sparse::new(),
+            logged: LogLimit::new(),
         });
         let acceptor = std::thread::Builder::new().name("names".into()).spawn({
             let (listener, service) = (listener.clone(), service.clone());
@@ -207,7 +207,7 @@ impl Service {
         while let Some(frame) = local::receive_at_most(&mut input, bytes_max)? {
             let answer = match local::request(&frame) {
                 Ok(request) => self.answer(peer, request),
-                Err(Excess::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
+                Err(SizeLimitError::Nonsense) => return Err(io::ErrorKind::InvalidData.into()),
                 Err(excess) => Err(tonic::Status::invalid_argument(excess.to_string())),
             };
             drop(frame);

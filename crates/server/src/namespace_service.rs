@@ -48,7 +48,7 @@ pub(crate) fn refused(fault: &Fault) -> Status {
 pub(crate) fn reply(results: Result<Vec<v1::NameResult>, Fault>) -> Result<v1::NameReply, Status> {
     let results = match results {
         Err(Fault::Closed) => return Err(refused(&Fault::Closed)),
-        Err(fault) if fault.of_database() => vec![v1::NameResult {
+        Err(fault) if fault.is_database_failure() => vec![v1::NameResult {
             result: Some(v1::name_result::Result::Error((&fault).into())),
         }],
         results => results.map_err(|fault| refused(&fault))?,

@@ -54,12 +54,12 @@ pub(crate) async fn run(database: Arc<Database>, cluster: Arc<Cluster>) {
         if pause.await.is_err() {
             // Rows for all nodes are spread here, so that a busy namespace collects many first.
             if let Err(fault) = spread(&database).await {
-                fault.put_off("notes about names are postponed");
+                fault.log_delay("notes about names are postponed");
             }
         }
         for node in cluster.up() {
             if let Err(fault) = one_node(&database, &cluster, node, &mut sent).await {
-                fault.put_off("notes about names are postponed");
+                fault.log_delay("notes about names are postponed");
             }
         }
     }

@@ -47,12 +47,12 @@ pub(crate) struct OrphanedVersions {
     objects: Objects,
     started: i64,
     /// Nodes with versions to end, and the progress of each node.
-    trials: Mutex<BTreeMap<u32, EndTrial>>,
+    trials: Mutex<BTreeMap<u32, NodeAttempts>>,
 }
 
 /// Progress of the attempts to end versions on one node.
 #[derive(Debug)]
-struct EndTrial {
+struct NodeAttempts {
     busy: bool,
     next: Instant,
     pause: Duration,
@@ -145,7 +145,7 @@ impl OrphanedVersions {
         let now = Instant::now();
         let epoch = self.cluster.epoch(node);
         let mut trials = self.trials.lock();
-        let trial = trials.entry(node).or_insert(EndTrial {
+        let trial = trials.entry(node).or_insert(NodeAttempts {
             busy: false,
             next: now,
             pause: PAUSE_MIN,
@@ -281,7 +281,7 @@ impl OrphanedVersions {
     }
 }
 
-impl EndTrial {
+impl NodeAttempts {
     /// Records the reason of a failure at a node. Each reason is logged once.
     fn fails(&mut self, node: u32, why: String) {
         if self.why != why {

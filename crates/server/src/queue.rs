@@ -87,13 +87,13 @@ pub enum QueueLocation {
 
 /// Queue that needs no other service: the labels are in the outbox of the server's database.
 #[derive(Debug)]
-pub(crate) struct Journal {
+pub(crate) struct DatabaseQueue {
     database: Arc<Database>,
     /// Labels that the queue has not delivered yet.
     due: Mutex<BTreeMap<NodeId, BTreeMap<LabelId, Label>>>,
 }
 
-impl Journal {
+impl DatabaseQueue {
     pub(crate) fn new(database: Arc<Database>) -> Self {
         Self {
             database,
@@ -102,7 +102,7 @@ impl Journal {
     }
 }
 
-impl LabelQueue for Journal {
+impl LabelQueue for DatabaseQueue {
     /// This queue lacks no labels, since it reads all labels from the outbox.
     fn may_lack(&self) -> bool {
         false
@@ -204,7 +204,7 @@ impl LabelQueue for MemoryQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::outbox::Posted;
+    use crate::jobs::outbox::OutboxLabel;
     use tidemill_core::id::{Inode, ObjectId};
     use tidemill_core::label::{LabelInput, LabelOutput, Operation, Owner};
     use tidemill_core::layout::Selection;
@@ -241,7 +241,7 @@ mod tests {
     /// Checks that a queue delivers labels as the trait requires, while the labels are in the outbox.
     fn delivers(queue: &dyn LabelQueue, database: &Database) {
         let post = |node, id| {
-            let posted = Posted::new(node, &label(id));
+            let posted = OutboxLabel::new(node, &label(id));
             database
                 .write_blocking(move |db| posted.put(db, 0))
                 .unwrap();
@@ -292,7 +292,7 @@ mod tests {
             let directory = tempfile::tempdir().unwrap();
             let database = database(directory.path());
             if own {
-                delivers(&Journal::new(database.clone()), &database);
+                delivers(&DatabaseQueue::new(database.clone()), &database);
             } else {
                 let memory = MemoryQueue::default();
                 delivers(&memory, &database);
@@ -315,7 +315,7 @@ mod tests {
             let labels: Vec<Label> = (first..first + BATCH).map(label).collect();
             let kept = labels.clone();
             let put = move |db: &rusqlite::Connection| {
-                let mut posted = kept.iter().map(|label| Posted::new(HERE, label));
+                let mut posted = kept.iter().map(|label| OutboxLabel::new(HERE, label));
                 posted.try_for_each(|one| one.put(db, 0))
             };
             database.write_blocking(put).unwrap();
@@ -344,7 +344,7 @@ mod tests {
     fn label_queues_print_labels_per_second() {
         let directory = tempfile::tempdir().unwrap();
         let journal = database(directory.path());
-        let journal = labels_per_second(&Journal::new(journal.clone()), &journal);
+        let journal = labels_per_second(&DatabaseQueue::new(journal.clone()), &journal);
         eprintln!("journal: {journal} labels/s");
         for replicas in [1, 3] {
             let Some(broker) = broker::Broker::start(replicas, require::tell) else {

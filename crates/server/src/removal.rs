@@ -51,7 +51,7 @@ impl Garbage {
         loop {
             tokio::time::sleep(PERIOD).await;
             if let Err(fault) = self.let_go().await {
-                fault.put_off("parts of unused versions are kept for now");
+                fault.log_delay("parts of unused versions are kept for now");
             }
             let due = cluster.up().into_iter().any(|node| {
                 let due = self.due(node, ObjectId(0));
@@ -185,7 +185,7 @@ pub(crate) fn ended(
         // A report in the meantime may have made this replica the last intact one.
         if corruption::any(db)? {
             for object in objects {
-                replicas::reprieve(db, object.0, (leaving, now))?;
+                replicas::cancel_removal(db, object.0, (leaving, now))?;
             }
         }
     }

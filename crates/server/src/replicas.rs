@@ -83,16 +83,16 @@ pub(crate) enum ReplicaFinding {
 
 /// Nodes that have been offline for longer than the repair delay.
 #[derive(Debug)]
-pub(crate) struct Losses {
+pub(crate) struct LostNodes {
     /// Time for which a node may be offline before its replicas are recreated.
     pub(crate) after: Duration,
     /// Lost nodes, and lost nodes that have reconnected, until all their versions are examined.
-    nodes: BTreeMap<u32, Loss>,
+    nodes: BTreeMap<u32, LostNode>,
 }
 
 /// Progress of examining a node's versions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Loss {
+struct LostNode {
     back: bool,
     all: bool,
 }
@@ -105,12 +105,12 @@ pub(crate) struct ReplicaReview {
     begin: bool,
 }
 
-impl Losses {
+impl LostNodes {
     /// Reads the lost nodes from the database.
     pub(crate) fn new(db: &Connection, after: Duration) -> Result<Self, Fault> {
         let mut statement = db.prepare("SELECT node, back, after FROM lost")?;
         let rows = statement.query_map([], |row| {
-            let loss = Loss {
+            let loss = LostNode {
                 back: row.get(1)?,
                 all: row.get::<_, i64>(2)? == ALL,
             };
@@ -159,7 +159,7 @@ impl Losses {
             }
         }
         for look in &looks {
-            let loss = Loss {
+            let loss = LostNode {
                 back: look.back,
                 all: false,
             };
@@ -332,7 +332,7 @@ pub(crate) struct NodeAbsences {
 }
 
 impl NodeAbsences {
-    pub(crate) fn new(losses: &Losses, leaving: &Leaving, cluster: &Cluster) -> Self {
+    pub(crate) fn new(losses: &LostNodes, leaving: &Leaving, cluster: &Cluster) -> Self {
         let stores = cluster.stores();
         let mut lost = losses.lost();
         lost.append(&mut leaving.removed());
@@ -560,7 +560,7 @@ pub(crate) fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
 }
 
 /// Cancels the removal of a version's replicas if every other replica is corrupt.
-pub(crate) fn reprieve(
+pub(crate) fn cancel_removal(
     db: &Connection,
     object: u64,
     (leaving, now): (&Leaving, i64),

@@ -302,7 +302,7 @@ pub(crate) async fn watch(
     driver: Sender<DriverMessage>,
 ) {
     if let Err(fault) = database.write(clean).await {
-        fault.put_off("incomplete scrubs are kept until the next start");
+        fault.log_delay("incomplete scrubs are kept until the next start");
     }
     loop {
         tokio::time::sleep(PERIOD).await;
@@ -312,7 +312,7 @@ pub(crate) async fn watch(
             if due.unwrap_or(false) {
                 let begin = move |db: &Connection| begin(db, &nodes, every, now);
                 if let Err(fault) = database.write(begin).await {
-                    fault.put_off("scrubs can't be started now");
+                    fault.log_delay("scrubs can't be started now");
                 }
             }
         }

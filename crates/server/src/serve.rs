@@ -25,13 +25,13 @@ use crate::local_names::LocalNamesService;
 use crate::locks::Locks;
 use crate::migrations::reservations;
 use crate::migrator::{Migrator, PlaceService};
-use crate::names::changes::Teller;
+use crate::names::changes::ChangeSender;
 use crate::names::{Fault, OpenError, SqliteNames, granted_capabilities};
 use crate::namespace_service::NamespaceService;
 use crate::orphaned_versions::OrphanedVersions;
 #[cfg(feature = "nats")]
 use crate::queue::Nats;
-use crate::queue::{Journal, LabelQueue, QueueLocation};
+use crate::queue::{DatabaseQueue, LabelQueue, QueueLocation};
 use crate::reductions::Reductions;
 use crate::remotes::RemoteService;
 use crate::removal::Garbage;
@@ -281,9 +281,9 @@ impl RunningServer {
         let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
         cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
-        let inbox_ends = (driver.clone(), incoming);
-        let worker =
-            start_driver(&names, &cluster, &signals, Decides::of(&config), inbox_ends).await?;
+        let ends = (driver.clone(), incoming);
+        let of = DriverSettings::of(&config);
+        let worker = start_driver(&names, &cluster, &signals, of, ends).await?;
         cluster.expect_known();
         // Files that jobs wait for may have appeared while the server was down.
         let _ = driver.send(DriverMessage::NamesChanged);
@@ -315,12 +315,9 @@ impl RunningServer {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, lease_recalls, access)?;
-        keep_up(
-            (&names, config.keep_jobs),
-            cluster,
-            orphaned_versions,
-            (signals, driver.clone()),
-        );
+        let kept = (&names, config.keep_jobs);
+        let driven = (signals, driver.clone());
+        start_background_tasks(kept, cluster, orphaned_versions, driven);
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -396,7 +393,7 @@ fn settings(
 }
 
 /// Starts the background tasks, which run as long as the server runs.
-fn keep_up(
+fn start_background_tasks(
     (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
     cluster: Arc<Cluster>,
     orphaned_versions: Arc<OrphanedVersions>,
@@ -425,14 +422,14 @@ fn start_local(
 }
 
 /// Settings for the decisions of the driver, and the queue to which the driver adds labels.
-struct Decides {
+struct DriverSettings {
     policy: String,
     repairing: Repairing,
     scrub_every: Option<Duration>,
     queue: QueueLocation,
 }
 
-impl Decides {
+impl DriverSettings {
     fn of(config: &ServeConfig) -> Self {
         Self {
             policy: config.default_policy.clone(),
@@ -451,13 +448,13 @@ async fn start_driver(
     names: &Arc<SqliteNames>,
     cluster: &Arc<Cluster>,
     signals: &Signals,
-    decides: Decides,
+    decides: DriverSettings,
     (driver, incoming): (
         Sender<DriverMessage>,
         std::sync::mpsc::Receiver<DriverMessage>,
     ),
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
-    let Decides {
+    let DriverSettings {
         policy,
         repairing,
         scrub_every,
@@ -494,7 +491,7 @@ fn open_queue(
     names: &Arc<SqliteNames>,
 ) -> Result<Arc<dyn LabelQueue>, StartError> {
     Ok(match place {
-        QueueLocation::Own => Arc::new(Journal::new(names.database().clone())),
+        QueueLocation::Own => Arc::new(DatabaseQueue::new(names.database().clone())),
         QueueLocation::Given(queue) => queue,
         #[cfg(feature = "nats")]
         QueueLocation::Nats(address) => {
@@ -657,7 +654,7 @@ fn policies() -> Vec<String> {
 
 /// Notifies the driver of changes in the namespace while jobs wait for files. Many changes at once cause one notification.
 pub(crate) async fn forward_changes(
-    teller: Teller,
+    teller: ChangeSender,
     signals: Signals,
     driver: Sender<DriverMessage>,
 ) {

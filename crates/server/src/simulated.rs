@@ -22,7 +22,7 @@ use crate::names::workspaces::WorkspaceResult;
 use crate::names::{
     Caller, Fault, Names, NamesRequest, OpenError, SqliteNames, Unfinished, cluster_id,
 };
-use crate::queue::{Journal, LabelQueue};
+use crate::queue::{DatabaseQueue, LabelQueue};
 use crate::removal::Garbage;
 use crate::rules::driver::RuleRunner;
 use crate::session::Sessions;
@@ -71,11 +71,11 @@ pub mod time {
 
     /// Sets the function that is called instead of letting the driver sleep after a failed commit. `rest` may unwind: the server is then
     /// killed at that point.
-    pub fn on_rest(rest: fn()) {
+    pub fn set_commit_failure_hook(rest: fn()) {
         REST.set(Some(rest));
     }
 
-    /// Calls the function set by `on_rest` if this thread simulates a server. Returns whether this thread simulates one.
+    /// Calls the function set by `set_commit_failure_hook` if this thread simulates a server. Returns whether this thread simulates one.
     pub(crate) fn rest() -> bool {
         REST.get().map(|rest| rest()).is_some()
     }
@@ -276,7 +276,7 @@ impl Simulated {
             after: options.repair_after,
             bytes_per_sec: options.move_bytes_per_sec,
         };
-        let own = || Arc::new(Journal::new(database.clone())) as Arc<dyn LabelQueue>;
+        let own = || Arc::new(DatabaseQueue::new(database.clone())) as Arc<dyn LabelQueue>;
         let driver = Driver::new(
             names.clone(),
             cluster.clone(),
@@ -592,7 +592,7 @@ impl Simulated {
     }
 
     /// Renews a lease holder's lease on a workspace. Returns whether `member` is still a lease holder.
-    pub fn stay_in_workspace(&self, name: &str, member: u64) -> bool {
+    pub fn renew_lease(&self, name: &str, member: u64) -> bool {
         self.member(name, member).is_some()
     }
 

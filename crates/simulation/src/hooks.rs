@@ -161,7 +161,7 @@ impl World {
         for number in 0..HOOKS.len() {
             self.put_hook(number);
         }
-        self.do_something_with_a_hook();
+        self.random_hook_operation();
     }
 
     fn put_hook(&mut self, number: usize) {
@@ -187,7 +187,7 @@ impl World {
     }
 
     /// Adds, changes or removes a random hook, ends its batch, or retries its failures.
-    fn do_something_with_a_hook(&mut self) {
+    fn random_hook_operation(&mut self) {
         let calm = self.calm.get();
         let Some(hooked) = self.hooked.as_mut().filter(|_| !calm) else {
             return;
@@ -204,7 +204,7 @@ impl World {
             4 => self.end_batch(name),
             _ => {}
         }
-        self.later(delay, "hooks", World::do_something_with_a_hook);
+        self.later(delay, "hooks", World::random_hook_operation);
     }
 
     fn remove_hook(&mut self, name: &'static str) {
@@ -234,7 +234,7 @@ impl World {
     }
 
     /// Retries failed maps and reductions after the faults have stopped, and ends batches that only a user ends.
-    pub(crate) fn settle_hooks(&mut self) {
+    pub(crate) fn finish_hooks(&mut self) {
         let failed = self.ask(
             "SELECT rule FROM rule_run WHERE state = 4 UNION SELECT rule FROM batch WHERE state = 4",
         );

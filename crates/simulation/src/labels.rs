@@ -39,7 +39,7 @@ fn brief(message: &To) -> String {
 
 impl World {
     /// Delivers a message to a node.
-    pub(crate) fn node_hears(&mut self, node: usize, message: To) {
+    pub(crate) fn deliver_to_node(&mut self, node: usize, message: To) {
         if self.nodes[node].suspended {
             return self.suspended_receives(node, &message);
         }
@@ -56,7 +56,7 @@ impl World {
         }
         let suspending = self.nodes[node].suspending;
         self.nodes[node].hear(message);
-        self.tend(node);
+        self.process_pending(node);
         if self.nodes[node].suspending && !suspending {
             self.is_suspending(node);
         }
@@ -81,7 +81,7 @@ impl World {
     }
 
     /// Handles a node's pending messages, database commits and labels.
-    pub(crate) fn tend(&mut self, node: usize) {
+    pub(crate) fn process_pending(&mut self, node: usize) {
         self.go_on(node);
         let lives = self.nodes[node].lives;
         let Some(life) = &mut self.nodes[node].life else {
@@ -134,7 +134,7 @@ impl World {
         if let Some(life) = &self.nodes[node].life {
             life.labels.end(label, work);
         }
-        self.tend(node);
+        self.process_pending(node);
     }
 
     fn work(&mut self, node: usize, live: &Live) -> Did {

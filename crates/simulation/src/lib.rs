@@ -219,7 +219,7 @@ fn storm_and_calm(world: &mut World) {
         world.run_until(STORM_MS + calm);
         if calm >= CANCEL_MS {
             world.cancel_waiting();
-            world.settle_hooks();
+            world.finish_hooks();
         }
         if calm > CANCEL_MS && world.unsettled().is_empty() {
             break;

@@ -92,7 +92,7 @@ impl World {
     pub(crate) fn open_memory_tier(&mut self) {
         if self.memory_tier.is_some() {
             self.end_host();
-            self.do_something_with_a_workspace();
+            self.random_workspace_operation();
         }
     }
 
@@ -230,7 +230,7 @@ impl World {
     }
 
     /// Creates, joins, leaves or removes a random workspace.
-    fn do_something_with_a_workspace(&mut self) {
+    fn random_workspace_operation(&mut self) {
         let now = self.now;
         if let (Some(server), Some(memory_tier)) = (&self.server, &mut self.memory_tier) {
             let dice = &mut memory_tier.dice;
@@ -267,7 +267,7 @@ impl World {
                 (Some(workspace), _) => {
                     workspace
                         .members
-                        .retain(|&member| server.stay_in_workspace(short, member));
+                        .retain(|&member| server.renew_lease(short, member));
                 }
             }
         }
@@ -277,7 +277,7 @@ impl World {
                 .as_mut()
                 .map(|memory_tier| &mut memory_tier.dice);
             let delay = 1 + dice.map_or(0, |dice| dice.roll(WORKSPACE_PAUSE_MS));
-            self.later(delay, "workspaces", World::do_something_with_a_workspace);
+            self.later(delay, "workspaces", World::random_workspace_operation);
         }
     }
 

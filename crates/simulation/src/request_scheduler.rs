@@ -9,7 +9,7 @@
 use crate::Summary;
 use crate::dice::{Dice, mix};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_label::request_scheduler::{Deed, ShuffleOp, supertasks};
+use tidemill_label::request_scheduler::{OperationKind, ShuffleOp, supertasks};
 
 /// Number of labels in a simulation run.
 const LABELS: u64 = 400;
@@ -78,10 +78,10 @@ impl LoggedLabel {
     /// Returns the operation of the label that the request scheduler sees.
     fn op(&self) -> ShuffleOp {
         let deed = match self.kind {
-            LabelKind::Read => Deed::Read,
-            LabelKind::Cut | LabelKind::CutAppend => Deed::Cut,
-            LabelKind::Append => Deed::Append,
-            _ => Deed::Write,
+            LabelKind::Read => OperationKind::Read,
+            LabelKind::Cut | LabelKind::CutAppend => OperationKind::Cut,
+            LabelKind::Append => OperationKind::Append,
+            _ => OperationKind::Write,
         };
         ShuffleOp {
             deed,

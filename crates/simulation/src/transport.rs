@@ -259,7 +259,7 @@ impl World {
                 let sealed = Arc::clone(&self.sealed);
                 let done = move |result| sealed.lock().push((question, result));
                 self.nodes[node].seal(object, &body, done);
-                self.tend(node);
+                self.process_pending(node);
                 return self.take_sealed();
             }
         };

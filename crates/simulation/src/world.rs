@@ -258,7 +258,7 @@ impl World {
     /// Schedules the first events of the simulation.
     pub(crate) fn begin(&mut self) {
         time::set(0);
-        simulated::time::on_rest(|| resume_unwind(Box::new(Killed)));
+        simulated::time::set_commit_failure_hook(|| resume_unwind(Box::new(Killed)));
         if self.drains {
             let paced = self.dice.chance(500);
             self.fault_mix.move_bytes_per_sec = if paced { MOVE_BYTES_PER_SEC } else { 0 };
@@ -501,13 +501,13 @@ impl World {
             let (node, again) = (state.node, message.clone());
             let late = wait + self.dice.roll(5000);
             self.later(late, "to node, twice", move |world| {
-                world.node_hears(node, again);
+                world.deliver_to_node(node, again);
             });
         }
         self.later(wait, "to node", move |world| {
             if let Some(state) = world.wires.get(&wire) {
                 let node = state.node;
-                world.node_hears(node, message);
+                world.deliver_to_node(node, message);
             }
         });
     }
@@ -733,7 +733,7 @@ impl World {
         self.nodes[node].start(self.bit_rots);
         self.say("node starts");
         let life = self.nodes[node].lives;
-        self.tend(node);
+        self.process_pending(node);
         let delay = self.dice.roll(50);
         self.later(delay, "connect", move |world| world.connect(node));
         self.later(200, "status", move |world| world.status(node, life));
@@ -757,7 +757,7 @@ impl World {
             return;
         }
         self.nodes[node].tell_status();
-        self.tend(node);
+        self.process_pending(node);
         self.later(1000, "status", move |world| world.status(node, life));
     }
 

@@ -118,7 +118,7 @@ impl ConditionKind {
 
     /// Whether the server refused a request because of this state.
     #[must_use]
-    pub fn is_why(self, status: &tonic::Status) -> bool {
+    pub fn is_cause_of(self, status: &tonic::Status) -> bool {
         let name = status.metadata().get(METADATA);
         name.is_some_and(|name| name.as_bytes() == self.name.as_bytes())
     }
@@ -126,7 +126,7 @@ impl ConditionKind {
     /// Returns the state for which the server refused a request; `None` if the server named none.
     #[must_use]
     pub fn why(status: &tonic::Status) -> Option<Self> {
-        ALL.iter().copied().find(|kind| kind.is_why(status))
+        ALL.iter().copied().find(|kind| kind.is_cause_of(status))
     }
 
     /// Returns the condition that reports this state of a node (or of the cluster, without a node).

@@ -4,7 +4,7 @@
 //! [`NameRequest`](crate::v1::NameRequest) gets one answer: a byte that is a gRPC status code, and the [`NameReply`](crate::v1::NameReply)
 //! if the code is 0, else an error text.
 
-use crate::size_limits::{self, Excess};
+use crate::size_limits::{self, SizeLimitError};
 use crate::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, v1};
 use prost::Message;
 use rustix::fs::{Mode, OFlags};
@@ -173,9 +173,9 @@ pub fn greeted(frame: &[u8]) -> Option<u32> {
 ///
 /// # Errors
 /// The request is invalid, or too large.
-pub fn request(frame: &[u8]) -> Result<v1::NameRequest, Excess> {
+pub fn request(frame: &[u8]) -> Result<v1::NameRequest, SizeLimitError> {
     size_limits::check(frame)?;
-    v1::NameRequest::decode(frame).map_err(|_| Excess::Nonsense)
+    v1::NameRequest::decode(frame).map_err(|_| SizeLimitError::Nonsense)
 }
 
 /// Returns the reply in an answer, or the answer's status and error text.

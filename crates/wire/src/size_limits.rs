@@ -36,7 +36,7 @@ const OPS: u64 = 2;
 
 /// Reason why a request is not decoded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Excess {
+pub enum SizeLimitError {
     /// The request has too many operations.
     #[error("a request has more than {OPS_MAX} operations: send several requests")]
     Operations,
@@ -55,7 +55,7 @@ pub enum Excess {
 ///
 /// # Errors
 /// The message is too large, or is malformed.
-pub fn check(bytes: &[u8]) -> Result<(), Excess> {
+pub fn check(bytes: &[u8]) -> Result<(), SizeLimitError> {
     check_operations(bytes)?;
     let fields = descriptors::fields("NameRequest").unwrap_or_default();
     weigh(bytes, fields, NAME_ELEMENTS_MAX)
@@ -65,20 +65,25 @@ pub fn check(bytes: &[u8]) -> Result<(), Excess> {
 ///
 /// # Errors
 /// The weight of the request exceeds `max`.
-fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), Excess> {
+fn weigh(bytes: &[u8], fields: &[Field], max: u64) -> Result<(), SizeLimitError> {
     if bytes.len() > USER_MESSAGE_BYTES_MAX {
         return Ok(());
     }
     let mut left = max;
     match count(bytes, fields, 0, &mut left) {
-        Err(Excess::Nonsense) => Ok(()),
+        Err(SizeLimitError::Nonsense) => Ok(()),
         counted => counted,
     }
 }
 
-fn count(mut bytes: &[u8], fields: &[Field], depth: u32, left: &mut u64) -> Result<(), Excess> {
+fn count(
+    mut bytes: &[u8],
+    fields: &[Field],
+    depth: u32,
+    left: &mut u64,
+) -> Result<(), SizeLimitError> {
     if depth > DEPTH_MAX {
-        return Err(Excess::Elements);
+        return Err(SizeLimitError::Elements);
     }
     while !bytes.is_empty() {
         let key = varint(&mut bytes)?;
@@ -86,12 +91,14 @@ fn count(mut bytes: &[u8], fields: &[Field], depth: u32, left: &mut u64) -> Resu
         let length = match key & 7 {
             0 => varint(&mut bytes).map(|_| 0)?,
             1 => 8,
-            2 => usize::try_from(varint(&mut bytes)?).map_err(|_| Excess::Nonsense)?,
+            2 => usize::try_from(varint(&mut bytes)?).map_err(|_| SizeLimitError::Nonsense)?,
             3 | 4 => 0,
             5 => 4,
-            _ => return Err(Excess::Nonsense),
+            _ => return Err(SizeLimitError::Nonsense),
         };
-        let (inner, rest) = bytes.split_at_checked(length).ok_or(Excess::Nonsense)?;
+        let (inner, rest) = bytes
+            .split_at_checked(length)
+            .ok_or(SizeLimitError::Nonsense)?;
         bytes = rest;
         let field = fields
             .iter()
@@ -106,63 +113,65 @@ fn count(mut bytes: &[u8], fields: &[Field], depth: u32, left: &mut u64) -> Resu
             }
             _ => 1,
         };
-        *left = left.checked_sub(cost).ok_or(Excess::Elements)?;
+        *left = left.checked_sub(cost).ok_or(SizeLimitError::Elements)?;
     }
     Ok(())
 }
 
-fn check_operations(mut bytes: &[u8]) -> Result<(), Excess> {
+fn check_operations(mut bytes: &[u8]) -> Result<(), SizeLimitError> {
     let (mut ops, mut others) = (0, 0);
     while !bytes.is_empty() {
         let key = varint(&mut bytes)?;
         let length = match key & 7 {
             0 => varint(&mut bytes).map(|_| 0)?,
             1 => 8,
-            2 => usize::try_from(varint(&mut bytes)?).map_err(|_| Excess::Nonsense)?,
+            2 => usize::try_from(varint(&mut bytes)?).map_err(|_| SizeLimitError::Nonsense)?,
             5 => 4,
-            _ => return Err(Excess::Nonsense),
+            _ => return Err(SizeLimitError::Nonsense),
         };
-        bytes = bytes.get(length..).ok_or(Excess::Nonsense)?;
+        bytes = bytes.get(length..).ok_or(SizeLimitError::Nonsense)?;
         match key >> 3 {
             OPS => ops += 1,
-            CREDENTIALS if length > CREDENTIALS_BYTES_MAX => return Err(Excess::Credentials),
+            CREDENTIALS if length > CREDENTIALS_BYTES_MAX => {
+                return Err(SizeLimitError::Credentials);
+            }
             _ => others += 1,
         }
         if ops > OPS_MAX {
-            return Err(Excess::Operations);
+            return Err(SizeLimitError::Operations);
         }
         if others > OTHER_FIELDS_MAX {
-            return Err(Excess::Nonsense);
+            return Err(SizeLimitError::Nonsense);
         }
     }
     Ok(())
 }
 
 /// Reads an encoded number: seven bits in each byte, the lowest bits first, ten bytes at most.
-fn varint(bytes: &mut &[u8]) -> Result<u64, Excess> {
+fn varint(bytes: &mut &[u8]) -> Result<u64, SizeLimitError> {
     let mut value = 0;
     for shift in (0..70).step_by(7) {
-        let (&first, rest) = bytes.split_first().ok_or(Excess::Nonsense)?;
+        let (&first, rest) = bytes.split_first().ok_or(SizeLimitError::Nonsense)?;
         *bytes = rest;
         value |= u64::from(first & 0x7f).checked_shl(shift).unwrap_or(0);
         if first < 0x80 {
             return Ok(value);
         }
     }
-    Err(Excess::Nonsense)
+    Err(SizeLimitError::Nonsense)
 }
 
 /// The protobuf codec of all services, which checks a request before it decodes it.
 #[derive(Clone, Debug)]
-pub struct Bounded<T, U>(PhantomData<(T, U)>);
+pub struct LimitedCodec<T, U>(PhantomData<(T, U)>);
 
-impl<T, U> Default for Bounded<T, U> {
+impl<T, U> Default for LimitedCodec<T, U> {
     fn default() -> Self {
         Self(PhantomData)
     }
 }
 
-impl<T, U> Codec for Bounded<T, U>
+impl<T, U> Codec for LimitedCodec<T, U>
 where
     T: Message + Send + 'static,
     U: Message + Default + Send + 'static,
@@ -181,7 +190,7 @@ where
     }
 }
 
-/// Decoder of the codec [`Bounded`].
+/// Decoder of the codec [`LimitedCodec`].
 #[derive(Clone, Debug)]
 pub struct BoundedDecoder<U>(ProstDecoder<U>, Option<&'static [Field]>);
 
@@ -242,12 +251,24 @@ mod tests {
 
     #[test]
     fn size_limits_refuse_excess_counts_before_decoding() {
-        assert_eq!(check(&request(OPS_MAX + 1, 1)), Err(Excess::Operations));
-        assert_eq!(check(&request(1, 200_000)), Err(Excess::Credentials));
+        assert_eq!(
+            check(&request(OPS_MAX + 1, 1)),
+            Err(SizeLimitError::Operations)
+        );
+        assert_eq!(
+            check(&request(1, 200_000)),
+            Err(SizeLimitError::Credentials)
+        );
         // The message that took a hundred times its length: empty operations of two bytes each.
-        assert_eq!(check(&b"\x12\x00".repeat(1 << 20)), Err(Excess::Operations));
+        assert_eq!(
+            check(&b"\x12\x00".repeat(1 << 20)),
+            Err(SizeLimitError::Operations)
+        );
         // The decoder merges repeated credentials.
-        assert_eq!(check(&b"\x0a\x00".repeat(1 << 20)), Err(Excess::Nonsense));
+        assert_eq!(
+            check(&b"\x0a\x00".repeat(1 << 20)),
+            Err(SizeLimitError::Nonsense)
+        );
     }
 
     #[test]
@@ -258,12 +279,12 @@ mod tests {
             b"\x13\x00",
             b"\x12\x05ab",
         ] {
-            assert_eq!(check(bytes), Err(Excess::Nonsense), "{bytes:?}");
+            assert_eq!(check(bytes), Err(SizeLimitError::Nonsense), "{bytes:?}");
         }
-        assert_eq!(check(&[0xff; 30]), Err(Excess::Nonsense));
+        assert_eq!(check(&[0xff; 30]), Err(SizeLimitError::Nonsense));
     }
 
-    fn check_as<U: 'static>(bytes: &[u8]) -> Result<(), Excess> {
+    fn check_as<U: 'static>(bytes: &[u8]) -> Result<(), SizeLimitError> {
         weigh(bytes, super::request::<U>().unwrap(), ELEMENTS_MAX)
     }
 
@@ -282,7 +303,10 @@ mod tests {
         };
         assert_eq!(check_as::<LineageRequest>(&annotations(10_000)), Ok(()));
         let many = annotations(1 << 20);
-        assert_eq!(check_as::<LineageRequest>(&many), Err(Excess::Elements));
+        assert_eq!(
+            check_as::<LineageRequest>(&many),
+            Err(SizeLimitError::Elements)
+        );
         let jobs = |count| {
             let request = DeleteJobsRequest {
                 jobs: vec![7; count],
@@ -292,7 +316,10 @@ mod tests {
         };
         assert_eq!(check_as::<DeleteJobsRequest>(&jobs(100_000)), Ok(()));
         let many = jobs(1_700_000);
-        assert_eq!(check_as::<DeleteJobsRequest>(&many), Err(Excess::Elements));
+        assert_eq!(
+            check_as::<DeleteJobsRequest>(&many),
+            Err(SizeLimitError::Elements)
+        );
         // In a request to the namespace, too.
         let publish = crate::v1::Publish {
             publications: vec![crate::v1::MountPublication::default(); 1 << 20],
@@ -304,7 +331,10 @@ mod tests {
             }],
             ..NameRequest::default()
         };
-        assert_eq!(check(&request.encode_to_vec()), Err(Excess::Elements));
+        assert_eq!(
+            check(&request.encode_to_vec()),
+            Err(SizeLimitError::Elements)
+        );
         // Answers and streams are not checked.
         let replies = super::request::<LineageReply>().is_some();
         assert!(!replies && super::request::<FromNode>().is_none());
@@ -323,7 +353,7 @@ mod tests {
         #[test]
         fn size_limits_refuse_decodable_request_only_for_excess(bytes in proptest::collection::vec(any::<u8>(), 0..60)) {
             if NameRequest::decode(bytes.as_slice()).is_ok() {
-                prop_assert_ne!(check(&bytes), Err(Excess::Operations));
+                prop_assert_ne!(check(&bytes), Err(SizeLimitError::Operations));
             } else {
                 let _ = check(&bytes);
             }

@@ -64,7 +64,7 @@ pub(super) struct KnownVersion {
 }
 
 /// New state of a version.
-pub(super) enum News {
+pub(super) enum VersionUpdate {
     /// The version is still being written, possibly by several mounts.
     Open(v1::Opened),
     Published(v1::MultiWriter),
@@ -79,7 +79,7 @@ impl StreamingFile {
             opened: v1::Opened::default(),
             written: StreamState::Alone,
         };
-        version.adopt(News::Open(opened))?;
+        version.adopt(VersionUpdate::Open(opened))?;
         Ok(version)
     }
 
@@ -123,14 +123,14 @@ impl StreamingFile {
     }
 
     /// Applies a server's answer about the version. An answer from before the seal that arrives after an answer from after it is ignored.
-    pub(super) fn adopt(&mut self, news: News) -> Result<(), Error> {
+    pub(super) fn adopt(&mut self, news: VersionUpdate) -> Result<(), Error> {
         let ended = matches!(
             self.written,
             StreamState::Sealed(_) | StreamState::Offline(_)
         );
         match news {
-            News::Open(_) | News::Published(_) if ended => {}
-            News::Sealed(opened) => {
+            VersionUpdate::Open(_) | VersionUpdate::Published(_) if ended => {}
+            VersionUpdate::Sealed(opened) => {
                 self.written = match reached(&opened) {
                     Ok(parts) => StreamState::Sealed(parts.map(Arc::new)),
                     Err(Error::NodeDown(node)) => StreamState::Offline(node),
@@ -138,8 +138,8 @@ impl StreamingFile {
                 };
                 self.opened = opened;
             }
-            News::Published(reported) => self.publish(&reported)?,
-            News::Open(mut opened) => {
+            VersionUpdate::Published(reported) => self.publish(&reported)?,
+            VersionUpdate::Open(mut opened) => {
                 let multi_writer = opened.multi_writer.take();
                 self.opened = opened;
                 if let Some(reported) = multi_writer {
@@ -227,7 +227,7 @@ impl KnownVersion {
 
 impl Transfer {
     /// Asks the server for the state of a version that was being written; `None` if it was abandoned, or replaced by another version.
-    pub(super) async fn look(&self, known: &KnownVersion) -> Result<Option<News>, Error> {
+    pub(super) async fn look(&self, known: &KnownVersion) -> Result<Option<VersionUpdate>, Error> {
         let ino = known.ino;
         if let Some(since) = known.since {
             let publications = v1::Publications {
@@ -238,7 +238,7 @@ impl Transfer {
             };
             match self.ask(Op::Publications(publications)).await {
                 Ok(Answer::MultiWriter(reported)) if reported.sealed.is_none() => {
-                    return Ok(Some(News::Published(reported)));
+                    return Ok(Some(VersionUpdate::Published(reported)));
                 }
                 Ok(_) => {}
                 Err(error) => tracing::debug!(
@@ -250,7 +250,11 @@ impl Transfer {
         let attr = opened.attr.as_ref().ok_or(Error::Answer("Open"))?;
         let streaming = opened.object != attr.object;
         if known.is(&opened) {
-            let news = if streaming { News::Open } else { News::Sealed };
+            let news = if streaming {
+                VersionUpdate::Open
+            } else {
+                VersionUpdate::Sealed
+            };
             return Ok(Some(news(opened)));
         }
         if !streaming {
@@ -262,7 +266,7 @@ impl Transfer {
             ..v1::Open::default()
         };
         match self.ask(Op::Open(open)).await? {
-            Answer::Opened(opened) if known.is(&opened) => Ok(Some(News::Sealed(opened))),
+            Answer::Opened(opened) if known.is(&opened) => Ok(Some(VersionUpdate::Sealed(opened))),
             _ => Ok(None),
         }
     }
@@ -321,18 +325,18 @@ mod tests {
     #[test]
     fn streaming_version_stays_one_object_until_another_writer() {
         let mut version = StreamingFile::new(2, opened(5)).unwrap();
-        version.adopt(News::Open(opened(5))).unwrap();
+        version.adopt(VersionUpdate::Open(opened(5))).unwrap();
         assert!(version.is_alone() && version.is_one_object());
-        version.adopt(News::Open(shared())).unwrap();
+        version.adopt(VersionUpdate::Open(shared())).unwrap();
         assert!(!version.is_alone() && !version.is_one_object());
         // An answer to an earlier question changes nothing.
-        version.adopt(News::Open(opened(5))).unwrap();
+        version.adopt(VersionUpdate::Open(opened(5))).unwrap();
         assert!(!version.is_one_object());
 
         let mut version = StreamingFile::new(2, opened(5)).unwrap();
-        version.adopt(News::Sealed(opened(5))).unwrap();
+        version.adopt(VersionUpdate::Sealed(opened(5))).unwrap();
         assert!(!version.is_alone() && version.is_one_object());
-        version.adopt(News::Open(shared())).unwrap();
+        version.adopt(VersionUpdate::Open(shared())).unwrap();
         assert!(version.is_sealed() && version.is_one_object());
     }
 }

@@ -1,7 +1,7 @@
 //! Connector: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
 
 use super::stream::{SEND_BYTES, SocketStream, below};
-use super::{Inside, Trust};
+use super::{InnerProtocol, Trust};
 use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
@@ -51,7 +51,7 @@ enum ConnectError {
 }
 
 impl Connector {
-    pub(crate) fn new(trust: Option<&Trust>, inside: Inside, name: &'static str) -> Self {
+    pub(crate) fn new(trust: Option<&Trust>, inside: InnerProtocol, name: &'static str) -> Self {
         let mut tcp = HttpConnector::new();
         tcp.set_nodelay(true);
         tcp.set_connect_timeout(Some(CONNECT_MAX));

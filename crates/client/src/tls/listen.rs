@@ -2,8 +2,8 @@
 
 use super::TlsProblem;
 use super::stream::{SEND_BYTES, SocketStream, below};
-use crate::connections::{Guests, Seated, Who};
-use crate::log_limit::Sparse;
+use crate::connections::{Guests, PeerKind, Seated};
+use crate::log_limit::LogLimit;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -23,10 +23,10 @@ pub const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub type ServerIdentity = Arc<rustls::ServerConfig>;
 
 /// Limit of log lines about failed handshakes.
-static FAILED: Sparse = Sparse::new();
+static FAILED: LogLimit = LogLimit::new();
 
 /// Limit of log lines about connections that could not be accepted, on any listener.
-static REFUSED: Sparse = Sparse::new();
+static REFUSED: LogLimit = LogLimit::new();
 
 /// Logs that a connection could not be accepted, and pauses for [`ACCEPT_PAUSE`].
 pub async fn could_not_accept(error: &io::Error) {
@@ -96,7 +96,7 @@ impl Listener {
             if let Err(error) = tcp.set_nodelay(true) {
                 tracing::debug!(%error, "Nagle's algorithm can't be switched off for a connection");
             }
-            let place = self.guests.seat((), Who::Unauthenticated);
+            let place = self.guests.seat((), PeerKind::Unauthenticated);
             match &self.identity {
                 None => return (place.with(SocketStream::Plain(tcp)), peer),
                 Some(identity) => {

@@ -35,7 +35,7 @@ pub fn node(node: NodeId) -> String {
 
 /// Protocol that a TLS connection carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Inside {
+pub enum InnerProtocol {
     /// HTTP/2, for gRPC.
     Http2,
     /// HTTP/1, for bytes of objects.
@@ -44,7 +44,7 @@ pub enum Inside {
     Both,
 }
 
-impl Inside {
+impl InnerProtocol {
     fn alpn(self) -> Vec<Vec<u8>> {
         match self {
             Self::Http2 => vec![b"h2".to_vec()],
@@ -81,7 +81,7 @@ impl Trust {
         &self.ca
     }
 
-    fn client(&self, inside: Inside) -> ClientConfig {
+    fn client(&self, inside: InnerProtocol) -> ClientConfig {
         let mut config = ClientConfig::builder_with_provider(provider())
             .with_safe_default_protocol_versions()
             .expect("the provider has suites for TLS 1.3")
@@ -101,7 +101,7 @@ impl Trust {
 pub fn identity(
     certificate: &[u8],
     key: &[u8],
-    inside: Inside,
+    inside: InnerProtocol,
 ) -> Result<ServerIdentity, TlsProblem> {
     let chain = vec![CertificateDer::from(certificate.to_vec())];
     let key = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(key.to_vec()));

@@ -34,7 +34,12 @@ impl Ca {
         params.not_before = date_time_ymd(years.start, 1, 1);
         params.not_after = date_time_ymd(years.end, 1, 1);
         let certificate = params.signed_by(&key, &self.issuer).unwrap();
-        identity(certificate.der(), &key.serialize_der(), Inside::Http1).unwrap()
+        identity(
+            certificate.der(),
+            &key.serialize_der(),
+            InnerProtocol::Http1,
+        )
+        .unwrap()
     }
 }
 

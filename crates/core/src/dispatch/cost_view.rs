@@ -1,6 +1,6 @@
 //! View of the cluster for a policy that places a task: computes its costs only on the nodes that the policy requests.
 
-use super::id_set::Roll;
+use super::id_set::IdSet;
 use super::node::{Mean, NodeState, expected_run, transfer};
 use super::nodes::Nodes;
 use super::place::TaskReads;
@@ -151,7 +151,7 @@ impl<'a> CostView<'a> {
         Some(self.costs.on((id, node), wait, held, own))
     }
 
-    fn roll(&self, of: CountedNodes) -> &Roll {
+    fn roll(&self, of: CountedNodes) -> &IdSet {
         match of {
             CountedNodes::Stores => self.nodes.stores(),
             CountedNodes::Open => self.nodes.open(),
@@ -241,7 +241,7 @@ impl OnlineView for CostView<'_> {
     }
 
     fn in_turn(&mut self, last: Option<NodeId>) -> &[Candidate] {
-        let next = |ids: &Roll| {
+        let next = |ids: &IdSet| {
             let mut turn = ids.turn(last);
             let next = turn.find(|&&id| !apart(id, self.costs.reads, &self.unfit));
             next.copied()

@@ -4,11 +4,11 @@ use crate::id::NodeId;
 
 /// Set of nodes in order of their ids.
 #[derive(Debug, Default)]
-pub(super) struct Roll {
+pub(super) struct IdSet {
     ids: Vec<NodeId>,
 }
 
-impl Roll {
+impl IdSet {
     pub(super) fn len(&self) -> usize {
         self.ids.len()
     }
@@ -77,7 +77,7 @@ mod tests {
             last in proptest::option::of(0_u32..20),
         ) {
             let ids = |set: &BTreeSet<u32>| set.iter().map(|&id| NodeId(id)).collect::<Vec<_>>();
-            let mut roll = Roll::default();
+            let mut roll = IdSet::default();
             for &id in ids(&all).iter().rev() {
                 roll.insert(id);
                 roll.insert(id);

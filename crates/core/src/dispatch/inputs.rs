@@ -4,7 +4,7 @@
 //! An input on an offline node is recomputed if a task of the same job wrote the input and that task's own inputs are available,
 //! recursively (lineage-based recovery); otherwise the task waits until the node is online again.
 
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use super::task::is_end;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use crate::event::{Origin, TaskState};
@@ -21,7 +21,7 @@ struct Obstacles {
     /// Inputs of the task that can be read now.
     placed: Vec<Placed>,
     /// Tasks whose outputs the task reads and which do not exist yet.
-    missing: ShortMap<TaskId>,
+    missing: SmallMap<TaskId>,
     /// Tasks whose outputs are on a node that is not online, with the input's name and the node.
     lost: Vec<(TaskId, String, NodeId)>,
     /// Name and node of an input on a node that is not online, if any.
@@ -323,7 +323,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing = ShortMap::default();
+        task.missing = SmallMap::default();
         task.failure = None;
         self.set_state(id, TaskState::Done, turn);
         self.release_dependents(id, turn);
@@ -393,7 +393,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         self.redone.remove(&id);
         let task = self.task_mut(id);
-        task.missing = ShortMap::default();
+        task.missing = SmallMap::default();
         task.stranded = false;
         task.current = None;
         self.forget_awaited(id);

@@ -67,7 +67,7 @@ use nodes::Nodes;
 use place::TaskReads;
 use replicas::Replicas;
 use run_times::Learned;
-use small_map::ShortMap;
+use small_map::SmallMap;
 use std::collections::{BTreeMap, BTreeSet};
 use table::IdTable;
 use task::{DispatchedJob, DispatchedTask, ReadyQueue, SentLabel, is_end};
@@ -163,7 +163,7 @@ pub struct Dispatcher {
     /// Done tasks that are run again because their outputs were lost.
     redone: BTreeSet<TaskId>,
     /// Nodes that may have gained capacity since ready tasks were last placed.
-    touched: ShortMap<NodeId>,
+    touched: SmallMap<NodeId>,
     /// Storage nodes with an idle core.
     idle: BTreeSet<NodeId>,
     /// Storage nodes with more work than cores.
@@ -177,9 +177,9 @@ pub struct Dispatcher {
     /// run times that differ from the expected run times.
     news: u64,
     /// Jobs in which a task ended since the dispatcher last checked for ended jobs.
-    ending: ShortMap<JobId>,
+    ending: SmallMap<JobId>,
     /// Labels that are sent at the end of the event, by node.
-    outbox: ShortMap<NodeId, Vec<Label>>,
+    outbox: SmallMap<NodeId, Vec<Label>>,
     /// Whether placement decisions are reported.
     explains: bool,
     /// Lists that the view for the next placed task reuses, so that they are not allocated each time.
@@ -217,15 +217,15 @@ impl Dispatcher {
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),
             redone: BTreeSet::new(),
-            touched: ShortMap::default(),
+            touched: SmallMap::default(),
             idle: BTreeSet::new(),
             crowded: BTreeSet::new(),
             looked: NodeId(0),
             to_look: 0,
             rescheduled: BTreeMap::new(),
             news: 1,
-            ending: ShortMap::default(),
-            outbox: ShortMap::default(),
+            ending: SmallMap::default(),
+            outbox: SmallMap::default(),
             explains: true,
             spare: ViewLists::default(),
             spare_reads: TaskReads::default(),

@@ -1,6 +1,6 @@
 //! State of a node in the dispatcher: its presence, its queue, and the expected time of its work. It sends no actions.
 
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use super::{LEFT_PART, QUEUE_FACTOR, QUEUE_FACTOR_MAX, QUEUE_MIN, QUEUE_TARGET};
 use crate::event::{History, NodeView};
 use crate::id::LabelId;
@@ -27,9 +27,9 @@ pub(super) struct NodeState {
     /// Reported status of the node; the kernel histories of the status are moved to `Learned`.
     pub(super) view: NodeView,
     /// Labels that occupy a place in the node's queue.
-    pub(super) outstanding: ShortMap<LabelId, Queued>,
+    pub(super) outstanding: SmallMap<LabelId, Queued>,
     /// Running labels of the queue, with the times since which each label runs.
-    pub(super) running: ShortMap<LabelId, (Time, Queued)>,
+    pub(super) running: SmallMap<LabelId, (Time, Queued)>,
     /// Core time that the labels in `outstanding` are expected to take.
     pub(super) backlog: Span,
     /// Cores that `outstanding` and `running` need: the sum over all labels.
@@ -90,8 +90,8 @@ impl NodeState {
         Self {
             presence,
             view,
-            outstanding: ShortMap::default(),
-            running: ShortMap::default(),
+            outstanding: SmallMap::default(),
+            running: SmallMap::default(),
             backlog: Span::default(),
             load: 0,
             running_cores: 0,
@@ -319,7 +319,7 @@ impl NodeState {
     }
 
     /// Returns whether the last computed wait of the node stays constant as time passes.
-    pub(super) fn stands_still(&self) -> bool {
+    pub(super) fn wait_is_constant(&self) -> bool {
         self.spent.active == 0 && self.spent.until == Time(u64::MAX)
     }
 

@@ -10,7 +10,7 @@
 //! the last known value of this time, which is a lower bound. A search updates the bounds that it reads. While no label runs within its
 //! expected time, the wait itself is constant.
 
-use super::id_set::Roll;
+use super::id_set::IdSet;
 use super::node::NodeState;
 use super::scored::Scored;
 use super::table::IdTable;
@@ -32,8 +32,8 @@ pub(super) struct Nodes {
     changed: Vec<NodeId>,
     shifted: Vec<NodeId>,
     /// Online storage nodes, and the online storage nodes whose queue is not full.
-    stores: Roll,
-    open: Roll,
+    stores: IdSet,
+    open: IdSet,
     /// Online nodes of server cores.
     server_cores: BTreeSet<NodeId>,
     /// Online nodes that are full of data.
@@ -243,11 +243,11 @@ impl Nodes {
         }
     }
 
-    pub(super) fn stores(&self) -> &Roll {
+    pub(super) fn stores(&self) -> &IdSet {
         &self.stores
     }
 
-    pub(super) fn open(&self) -> &Roll {
+    pub(super) fn open(&self) -> &IdSet {
         &self.open
     }
 
@@ -349,7 +349,7 @@ impl Nodes {
 }
 
 /// Adds a node to an id set, whose nodes can be found by their index, or removes it, like [`enter`].
-fn enrol(roll: &mut Roll, id: NodeId, (was_in, is_in): (bool, bool)) {
+fn enrol(roll: &mut IdSet, id: NodeId, (was_in, is_in): (bool, bool)) {
     if is_in && !was_in {
         roll.insert(id);
     } else if was_in && !is_in {
@@ -500,7 +500,7 @@ impl<P: Fn(NodeId) -> bool> NodeSearch<'_, P> {
         };
         let wait = known.node.wait_now(self.now).0;
         let free_at = wait.saturating_add(self.now.0);
-        let queue = if known.node.stands_still() {
+        let queue = if known.node.wait_is_constant() {
             QueueState::Standing(wait)
         } else if free_at > old {
             QueueState::Moving(free_at)

@@ -1,6 +1,6 @@
 //! End of labels: decides which outcomes count, and the next state of the task. Effects are actions of the dispatcher.
 
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use super::task::SentLabel;
 use super::{Dispatcher, LOSSES_MAX, Turn};
 use crate::directory;
@@ -64,7 +64,7 @@ impl Dispatcher {
             let task = self.task_mut(id);
             task.current = Some(label);
             task.tries += 1;
-            task.missing = ShortMap::default();
+            task.missing = SmallMap::default();
             task.stranded = false;
             self.stranded.remove(&id);
             return self.conclude(label, *outcome, turn);

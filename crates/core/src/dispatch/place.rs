@@ -9,7 +9,7 @@ use super::class::ClassNumber;
 use super::cost_view::{CostView, ViewLists};
 use super::node::{NodeState, expected_run};
 use super::run_times::KernelNumber;
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use super::task::{DispatchedJob, DispatchedTask, SentLabel, Wave};
 use super::{
     Dispatcher, EXPECTED_MAX, IDLE_ASKS_MAX, INSTANCES, LINE_ASKS_MAX, MINI_DAG_ASKS_MAX,
@@ -484,7 +484,7 @@ impl Dispatcher {
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;
-        task.missing = ShortMap::default();
+        task.missing = SmallMap::default();
         let job = task.job;
         let inputs = if chained {
             std::mem::take(&mut answer.reads.placed)

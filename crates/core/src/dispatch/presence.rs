@@ -3,7 +3,7 @@
 
 use super::node::Presence;
 use super::outcome::discard;
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use super::{Dispatcher, LOSSES_MAX, ReadyQueue, Turn};
 use crate::event::{Action, NodeView, TaskState};
 use crate::id::{LabelId, NodeId, TaskId};
@@ -239,7 +239,7 @@ impl Dispatcher {
         self.stranded.remove(&id);
         let task = self.task_mut(id);
         task.stranded = false;
-        task.missing = ShortMap::default();
+        task.missing = SmallMap::default();
         task.current = Some(label);
         task.tries += 1;
         self.set_state(id, TaskState::Sent, turn);

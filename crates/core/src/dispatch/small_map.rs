@@ -7,18 +7,18 @@ use std::collections::VecDeque;
 
 /// Map with few entries, sorted by key.
 #[derive(Debug)]
-pub(super) struct ShortMap<K, V = ()> {
+pub(super) struct SmallMap<K, V = ()> {
     entries: VecDeque<(K, V)>,
 }
 
-impl<K, V> Default for ShortMap<K, V> {
+impl<K, V> Default for SmallMap<K, V> {
     fn default() -> Self {
         let entries = VecDeque::new();
         Self { entries }
     }
 }
 
-impl<K: Ord + Copy, V> ShortMap<K, V> {
+impl<K: Ord + Copy, V> SmallMap<K, V> {
     pub(super) fn len(&self) -> usize {
         self.entries.len()
     }
@@ -115,7 +115,7 @@ mod tests {
         fn short_map_behaves_like_btree_map(
             steps in proptest::collection::vec((0_u64..40, 0_u8..4), 0..200),
         ) {
-            let mut short = ShortMap::default();
+            let mut short = SmallMap::default();
             let mut model = BTreeMap::new();
             for (step, (key, what)) in steps.into_iter().enumerate() {
                 match what {

@@ -2,7 +2,7 @@
 
 use super::class::ClassNumber;
 use super::run_times::KernelNumber;
-use super::small_map::ShortMap;
+use super::small_map::SmallMap;
 use crate::event::{JobState, TaskSpec, TaskState};
 use crate::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use crate::label::{Failure, Outcome, Owner};
@@ -42,7 +42,7 @@ pub(super) struct DispatchedTask {
     /// Label of the task's current try; `Some` exactly while the task is sent or running.
     pub(super) current: Option<LabelId>,
     /// Tasks of the same job whose outputs the task waits for.
-    pub(super) missing: ShortMap<TaskId>,
+    pub(super) missing: SmallMap<TaskId>,
     /// Awaited inputs that were found, by their index among the inputs.
     pub(super) found: BTreeMap<usize, Placed>,
     /// Number of awaited inputs that were not found yet.
@@ -54,7 +54,7 @@ pub(super) struct DispatchedTask {
     /// Outputs of the task. They are kept while the task is run again because they were lost.
     pub(super) outputs: Option<Vec<Placed>>,
     /// Tasks that read the outputs of the task.
-    pub(super) dependents: ShortMap<TaskId>,
+    pub(super) dependents: SmallMap<TaskId>,
     /// Nodes on which the task failed in a way that may not occur on other nodes.
     pub(super) avoid: BTreeSet<NodeId>,
     /// Queue of the task; `Some` exactly while the task is ready.
@@ -84,12 +84,12 @@ impl DispatchedTask {
             losses: 0,
             reschedules: 0,
             current: None,
-            missing: ShortMap::default(),
+            missing: SmallMap::default(),
             found: BTreeMap::new(),
             awaited: 0,
             stranded: false,
             outputs: None,
-            dependents: ShortMap::default(),
+            dependents: SmallMap::default(),
             avoid: BTreeSet::new(),
             line: None,
             ready_inputs: Vec::new(),

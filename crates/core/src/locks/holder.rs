@@ -447,7 +447,7 @@ impl Holder {
 
     /// Returns a file whose table the mount should return, as after [`Self::on_recall`], because too many tables are delegated.
     #[must_use]
-    pub fn one_too_many(&self) -> Option<u64> {
+    pub fn table_to_return(&self) -> Option<u64> {
         if self.delegated <= LEASES_MAX {
             return None;
         }

@@ -70,7 +70,7 @@ pub struct HeldChunk {
 
 /// Reason why the values of a chunk cannot be decoded.
 #[derive(Debug, thiserror::Error)]
-pub enum HeldError {
+pub enum ChunkError {
     /// The bytes of a chunk, or their description, are invalid.
     #[error("chunk {number} of {variable}, from index {start:?} on, can't be decoded: {why}")]
     Chunk {
@@ -92,7 +92,7 @@ pub enum HeldError {
 }
 
 /// Buffer and options for writing values.
-struct Turned {
+struct SwapBuffer {
     buffer: Vec<u8>,
     replace: Option<Replace>,
 }
@@ -129,7 +129,7 @@ impl VariablePart {
     ///
     /// # Errors
     /// The error of the first chunk that cannot be decoded, or of `out`.
-    pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), HeldError> {
+    pub fn decode(&self, stored: &[u8], out: &mut dyn Write) -> Result<(), ChunkError> {
         self.decode_all(&[stored], out)
     }
 
@@ -137,19 +137,19 @@ impl VariablePart {
     ///
     /// # Errors
     /// Errors of [`Self::decode`].
-    pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), HeldError> {
+    pub fn decode_all(&self, stored: &[&[u8]], out: &mut dyn Write) -> Result<(), ChunkError> {
         let mut decoder = Decoder::default();
         let absent = self.absent.as_ref();
         let replace = absent.map(|absent| absent.replace(self.element));
-        let mut turned = Turned {
+        let mut turned = SwapBuffer {
             buffer: Vec::new(),
-            replace: replace.transpose().map_err(HeldError::Absent)?,
+            replace: replace.transpose().map_err(ChunkError::Absent)?,
         };
         for (number, chunk) in self.chunks.iter().enumerate() {
             let done = self.chunk(chunk, (stored, &mut decoder), &mut turned, out);
             done.map_err(|failed| match failed {
-                HeldFailure::Write(error) => HeldError::Write(error),
-                HeldFailure::Array(why) => HeldError::Chunk {
+                HeldFailure::Write(error) => ChunkError::Write(error),
+                HeldFailure::Array(why) => ChunkError::Chunk {
                     number,
                     variable: self.variable.clone(),
                     start: chunk.start.clone(),
@@ -164,7 +164,7 @@ impl VariablePart {
         &self,
         chunk: &HeldChunk,
         (stored, decoder): (&[&[u8]], &mut Decoder),
-        turned: &mut Turned,
+        turned: &mut SwapBuffer,
         out: &mut dyn Write,
     ) -> Result<(), HeldFailure> {
         let numbers_fit =
@@ -288,7 +288,7 @@ impl VariablePart {
     }
 
     /// Writes values in this machine's byte order, and replaces missing values.
-    fn turn(&self, values: &[u8], to: &mut Turned, out: &mut dyn Write) -> io::Result<()> {
+    fn turn(&self, values: &[u8], to: &mut SwapBuffer, out: &mut dyn Write) -> io::Result<()> {
         if self.swap.is_none() && to.replace.is_none() {
             return out.write_all(values);
         }

@@ -25,7 +25,7 @@ pub(crate) mod values;
 pub use absent::{Absent, absent};
 pub use codec::Codec;
 pub use error::ArrayError;
-pub use held::{HeldChunk, HeldError, VariablePart};
+pub use held::{ChunkError, HeldChunk, VariablePart};
 pub use plan::ArrayPlan;
 pub use state::{ArrayState, Reduced};
 pub use text::{Encoded, TextError, columns};

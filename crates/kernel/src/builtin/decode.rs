@@ -4,10 +4,10 @@
 use std::io::{BufWriter, Write};
 
 use super::BuiltinError;
-use super::partial::Laid;
+use super::partial::InputLayout;
 use super::series::open;
 use super::table::{BuiltinKernel, KernelArgument, KernelConstructor, KernelOptions};
-use crate::array::{Encoded, HeldError, TextError, columns};
+use crate::array::{ChunkError, Encoded, TextError, columns};
 use tidemill_format::csv::Csv;
 
 /// Kernel `decode`, for the table of built-in kernels.
@@ -56,7 +56,7 @@ fn decode(
             let stored: Vec<&[u8]> = files.iter().map(|file| &file[..]).collect();
             let decoded = held.decode_all(&stored, &mut out);
             decoded.map_err(|error| match error {
-                HeldError::Write(error) => BuiltinError::Write(error),
+                ChunkError::Write(error) => BuiltinError::Write(error),
                 error => BuiltinError::Held(error.to_string()),
             })?;
         }
@@ -73,7 +73,7 @@ fn lines(
     out: &mut dyn Write,
 ) -> Result<(), BuiltinError> {
     let extents = match position.filter(|position| !position.is_empty()) {
-        Some(position) => Laid::read(position)?
+        Some(position) => InputLayout::read(position)?
             .extents(text.len())
             .unwrap_or_default(),
         None => vec![(0, text.len(), csv.begin)],

@@ -47,7 +47,7 @@ pub(super) fn run(
     }
     for input in inputs {
         let bytes = open(input)?;
-        for (begin, length, offset) in Laid::of(input)?.extents(bytes.len())? {
+        for (begin, length, offset) in InputLayout::of(input)?.extents(bytes.len())? {
             let mut at = offset;
             for taken in bytes
                 .get(begin..begin + length)
@@ -65,7 +65,7 @@ pub(super) fn run(
 
 /// Part of a file, or of a variable, that an input of a task contains, in the form of `TIDEMILL_LAYOUT`.
 #[derive(Debug, Default, Deserialize)]
-pub(super) struct Laid {
+pub(super) struct InputLayout {
     input: String,
     /// Part of a striped file: the part's number, the number of parts, and the size of a stripe in bytes.
     part: Option<u64>,
@@ -93,7 +93,7 @@ struct Corner {
 /// Byte ranges of an input and their positions in the whole data: start, length, start in the whole.
 pub(super) type InputExtents = Vec<(usize, usize, u64)>;
 
-impl Laid {
+impl InputLayout {
     /// Returns the layout of an input of the task; an input without a layout has all of its bytes at their own positions.
     fn of(input: &str) -> Result<Self, BuiltinError> {
         let Ok(text) = std::env::var("TIDEMILL_LAYOUT") else {

@@ -1,7 +1,7 @@
 //! Data types and filters of a variable, for decoding.
 
 use tidemill_format::{
-    DataKind, DataType, Endian, ExactNumber, Filter, Meaning, Storage, Variable,
+    DataKind, DataType, Endian, ExactNumber, Filter, Storage, ValueMeaning, Variable,
 };
 
 use super::error::{Error, Result};
@@ -20,7 +20,7 @@ pub(super) struct Coding {
 
 impl Coding {
     /// Returns the task that folds values with this decoding; the caller adds the targets.
-    pub(super) fn task(self, meaning: &Meaning, wants: WantedResults) -> ReductionTask {
+    pub(super) fn task(self, meaning: &ValueMeaning, wants: WantedResults) -> ReductionTask {
         ReductionTask {
             dtype: self.dtype,
             big_endian: self.big_endian,
@@ -36,7 +36,7 @@ impl Coding {
     }
 }
 
-/// Returns the decoding of a variable. `unsigned` is true if integers are read as unsigned ([`Meaning::unsigned`]).
+/// Returns the decoding of a variable. `unsigned` is true if integers are read as unsigned ([`ValueMeaning::unsigned`]).
 pub(super) fn coding(file: &str, variable: &Variable, unsigned: bool) -> Result<Coding> {
     let unsupported = |what: String| Error::Unsupported {
         file: file.into(),
@@ -114,7 +114,7 @@ fn name(filter: &Filter) -> String {
 }
 
 /// Returns the rule for values that count, according to the attributes of a variable.
-pub(crate) fn keep(meaning: &Meaning) -> super::KeepRule {
+pub(crate) fn keep(meaning: &ValueMeaning) -> super::KeepRule {
     super::KeepRule {
         missing: meaning.missing.iter().map(literal).collect(),
         least: meaning.valid_min.as_ref().map(literal),

@@ -211,7 +211,7 @@ impl Backend {
         durable: bool,
     ) -> Result<Vec<Answer>, Error> {
         let request = self.request(credentials(caller), ops, durable);
-        let answers = self.insist(caller, &request);
+        let answers = self.send_until_answered(caller, &request);
         answers.inspect_err(|error| {
             if matches!(error, Error::Client(ClientError::Unreachable { .. })) {
                 self.unanswered(caller, &request);
@@ -226,11 +226,15 @@ impl Backend {
         ops: Vec<Op>,
     ) -> Result<Vec<Answer>, Error> {
         let request = self.request(credentials, ops, false);
-        self.insist(Caller::default(), &request)
+        self.send_until_answered(Caller::default(), &request)
     }
 
     /// Sends a request until an answer arrives, or this thread's operation reaches its deadline.
-    fn insist(&self, caller: Caller, request: &v1::NameRequest) -> Result<Vec<Answer>, Error> {
+    fn send_until_answered(
+        &self,
+        caller: Caller,
+        request: &v1::NameRequest,
+    ) -> Result<Vec<Answer>, Error> {
         let until = deadline::deadline();
         let mut pauses = Pauses::until(Some(until));
         let mut repeated = false;

@@ -33,7 +33,7 @@ const BATCH_MAX: usize = 256;
 pub(crate) type Callback = Box<dyn FnOnce(Result<Option<Lock>, Errno>) + Send>;
 
 /// Program that requested a lock.
-struct LockAsker {
+struct LockRequester {
     ino: u64,
     /// Requested lock, and the open file through which the program requested it.
     lock: Lock,
@@ -96,7 +96,7 @@ impl std::fmt::Debug for MountLocks {
 #[derive(Default)]
 struct Stale {
     /// Requests that hold a lock of the file and get their answer after the update.
-    askers: Vec<LockAsker>,
+    askers: Vec<LockRequester>,
     /// Whether the update has to be repeated, because the content may have been read before the last lock was granted.
     again: bool,
 }
@@ -104,7 +104,7 @@ struct Stale {
 #[derive(Default)]
 struct MountLockState {
     holder: Holder,
-    askers: BTreeMap<u64, LockAsker>,
+    askers: BTreeMap<u64, LockRequester>,
     last: u64,
     /// Messages that are to be sent to the server.
     queue: VecDeque<Op>,
@@ -335,7 +335,7 @@ impl Fs {
         let mut inner = self.locks.inner.lock();
         inner.last += 1;
         let request = inner.last;
-        let asker = LockAsker {
+        let asker = LockRequester {
             ino,
             lock,
             handle,
@@ -518,7 +518,7 @@ impl Fs {
             // The program's close continues here, so that its writes are sealed before others get the lock.
             callback();
             let close = || {
-                fs.hear_close(ino);
+                fs.wait_for_close(ino);
                 fs.make_visible(ino)
             };
             fs.report(ino, deadline::serve(close));
@@ -656,7 +656,7 @@ impl Fs {
     }
 
     /// Handles a message of the server about locks. The Linux kernel has already received all earlier invalidations.
-    pub(crate) fn on_lock_news(self: &Arc<Self>, news: &v1::LockNews, stream: u64) {
+    pub(crate) fn on_lock_message(self: &Arc<Self>, news: &v1::LockNews, stream: u64) {
         let mut inner = self.locks.inner.lock();
         if inner.stream != stream {
             return;
@@ -682,7 +682,7 @@ impl Fs {
                     inner
                         .holder
                         .on_delegated(ino, request, number, &mut effects);
-                    if let Some(ino) = inner.holder.one_too_many()
+                    if let Some(ino) = inner.holder.table_to_return()
                         && inner.holder.on_recall(ino)
                     {
                         self.give_back(ino);

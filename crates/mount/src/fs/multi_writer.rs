@@ -220,7 +220,7 @@ impl MultiWriter {
             Err(error) => return Err(error),
         }
         if let Some(own) = own {
-            own.log.lock().all_heard();
+            own.log.lock().acknowledge_all();
         }
         self.freshness.answered(asks);
         Ok(!self.seen.read().visible.sealed)

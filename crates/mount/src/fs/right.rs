@@ -175,7 +175,7 @@ impl Right {
     }
 
     /// Whether another node has a replica of the version to read. If so, later requests are sent to the other node.
-    async fn turn_elsewhere(
+    async fn switch_replica(
         &self,
         backend: &Backend,
         until: Option<Instant>,
@@ -223,7 +223,7 @@ impl Right {
                 // The node may have lost the object.
                 Err(error) if error.is_elsewhere() && self.version.is_some() => {
                     silent.push(node);
-                    if self.turn_elsewhere(backend, until, &silent).await {
+                    if self.switch_replica(backend, until, &silent).await {
                         continue;
                     }
                     return Err(error);
@@ -231,7 +231,7 @@ impl Right {
                 Err(error) => return Err(error),
             };
             silent.push(node);
-            if self.turn_elsewhere(backend, until, &silent).await {
+            if self.switch_replica(backend, until, &silent).await {
                 tracing::info!(node, "reading a replica on another node: {error}");
                 continue;
             }

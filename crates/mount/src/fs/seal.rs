@@ -296,7 +296,7 @@ impl SealWorker {
             match results.get(&version.part().id) {
                 Some(result) if result.status == 200 => {
                     if result.size < stat.size {
-                        self.say_lost(
+                        self.log_lost(
                             &version.job,
                             &format!("the node has {} bytes of it", result.size),
                         );
@@ -394,7 +394,7 @@ impl SealWorker {
             (sealed, Answer::Error(error)) => {
                 // A file that was removed in the meantime needs no seal.
                 if sealed.is_some() && error.errno != libc::ENOENT {
-                    self.say_lost(&version.job, &error.message);
+                    self.log_lost(&version.job, &error.message);
                 }
                 None
             }
@@ -456,7 +456,7 @@ impl SealWorker {
     }
 
     /// Logs that bytes which `close` acknowledged are lost.
-    fn say_lost(&self, job: &SealJob, why: &str) {
+    fn log_lost(&self, job: &SealJob, why: &str) {
         self.unsealed.lost(job.object.id, why);
         tracing::error!(
             path = self.path(job),

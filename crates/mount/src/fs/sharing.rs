@@ -97,7 +97,7 @@ impl Fs {
         let begun = self.begin(file.caller, vnode, keep, follow, (until, until_shared));
         let mut state = vnode.state.lock();
         vnode.changed.notify_all();
-        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        let begun = begun.inspect_err(|error| state.begin_failed(error))?;
         state.begin(&begun, 0);
         drop(state);
         self.follow(vnode, &begun.object);
@@ -220,7 +220,7 @@ impl Fs {
     }
 
     /// Waits briefly for a close that has begun, so that the version that the close ends is sealed.
-    pub(super) fn hear_close(&self, ino: u64) {
+    pub(super) fn wait_for_close(&self, ino: u64) {
         let Some(vnode) = self.table.get(ino) else {
             return;
         };

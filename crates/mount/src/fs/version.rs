@@ -466,12 +466,12 @@ impl Fs {
         vnode.changed.notify_all();
         let begun = match begun {
             Err(error) if error.is(Errno::BUSY) => {
-                state.not_begun(&error);
+                state.begin_failed(&error);
                 drop(state);
                 self.bind_idle(caller, key, vnode)?;
                 return Ok(truncate);
             }
-            begun => begun.inspect_err(|error| state.not_begun(error))?,
+            begun => begun.inspect_err(|error| state.begin_failed(error))?,
         };
         let idle = state.idle_writers > 0;
         state.begin(&begun, 1);
@@ -531,7 +531,7 @@ impl Fs {
                         let cut = || object.truncate(0);
                         let cut = parking_lot::MutexGuard::unlocked(state, cut);
                         if let Err(error) = cut {
-                            self.not_joined(vnode, state, key.alias);
+                            self.undo_join(vnode, state, key.alias);
                             return Err(error);
                         }
                     }
@@ -558,7 +558,7 @@ impl Fs {
     }
 
     /// Undoes the join of a handle to a version.
-    fn not_joined(&self, vnode: &CachedInode, state: &mut InodeState, alias: u16) {
+    fn undo_join(&self, vnode: &CachedInode, state: &mut InodeState, alias: u16) {
         state.unbind(alias);
         let Some(writing) = state.writing.as_mut() else {
             return;
@@ -795,7 +795,7 @@ impl Fs {
             });
         let mut state = vnode.state.lock();
         vnode.changed.notify_all();
-        let begun = begun.inspect_err(|error| state.not_begun(error))?;
+        let begun = begun.inspect_err(|error| state.begin_failed(error))?;
         state.begin(&begun, 0);
         if state.writing.as_ref().is_some_and(|w| w.writers == 0) {
             self.end_writing(caller, vnode, &mut state, None);
@@ -1022,7 +1022,7 @@ impl Fs {
 
 impl InodeState {
     /// Records that no version could be begun. If handles of the previous version are the reason, they keep their version.
-    pub(super) fn not_begun(&mut self, error: &Error) {
+    pub(super) fn begin_failed(&mut self, error: &Error) {
         self.writing = None;
         if error.is(Errno::STALE) {
             self.next_alias();

@@ -176,7 +176,7 @@ impl Fs {
     }
 
     fn answer(&self, (question, share): (u64, bool), ino: u64) {
-        let heard = self.hear_releases(question, ino);
+        let heard = self.wait_for_releases(question, ino);
         if share && heard {
             self.share(ino);
         }
@@ -217,7 +217,7 @@ impl Fs {
     /// Waits until the mount has recorded every close that returned before. The Linux kernel delivers requests in order. So the closes are
     /// recorded when a later request has arrived: a look-up of a name that only this function looks up. Returns whether the look-up
     /// arrived, which is false if the file system was detached concurrently.
-    fn hear_releases(&self, question: u64, ino: u64) -> bool {
+    fn wait_for_releases(&self, question: u64, ino: u64) -> bool {
         if let Some(closes) = self.closes.get() {
             closes.settle(ino);
             return true;

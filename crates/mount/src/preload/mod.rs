@@ -106,7 +106,7 @@ pub fn socket_in(directory: &Path) -> PathBuf {
 
 /// The served file system for programs under `tidemill exec`. The file system is served until this value is dropped.
 #[derive(Debug)]
-pub struct Serving {
+pub struct PreloadServer {
     shared: Arc<PreloadShared>,
     runtime: Runtime,
     socket: PathBuf,
@@ -144,7 +144,7 @@ impl Closes for OpenFiles {
 ///
 /// # Errors
 /// The server refuses or cannot be trusted, or the directory belongs to another user or is served by another process.
-pub fn serve(config: &PreloadConfig) -> Result<Serving, Error> {
+pub fn serve(config: &PreloadConfig) -> Result<PreloadServer, Error> {
     let held = take_directory(config)?;
     let Attached { runtime, fs } = session::attach(
         &session::MountConfig {
@@ -188,7 +188,7 @@ pub fn serve(config: &PreloadConfig) -> Result<Serving, Error> {
     let mode = if config.allow_other { 0o666 } else { 0o600 };
     std::fs::set_permissions(&socket, Permissions::from_mode(mode))?;
     shared.begin(listener)?;
-    Ok(Serving {
+    Ok(PreloadServer {
         shared,
         runtime,
         socket,
@@ -392,7 +392,7 @@ impl PreloadShared {
     }
 }
 
-impl Serving {
+impl PreloadServer {
     /// Serves until SIGTERM or SIGINT arrives, or no program has used the process for long enough; then seals all written versions.
     ///
     /// # Errors
@@ -482,7 +482,7 @@ pub struct NotStored {
 
 /// State of asynchronously written files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct HandoverState {
+pub struct UnstoredFiles {
     /// Number of files that are being stored.
     pub waiting: u64,
     /// Number of files that could not be stored.
@@ -496,7 +496,7 @@ pub struct HandoverState {
 ///
 /// # Errors
 /// The file system has ended.
-pub fn standing(connection: &OwnedFd, again: bool) -> Result<HandoverState, Error> {
+pub fn standing(connection: &OwnedFd, again: bool) -> Result<UnstoredFiles, Error> {
     let request = Request {
         op: Op::Wait as u64,
         a: u64::from(again),
@@ -511,7 +511,7 @@ pub fn standing(connection: &OwnedFd, again: bool) -> Result<HandoverState, Erro
         why: String::from_utf8_lossy(one[2]).into_owned(),
         file: path(one[3]),
     });
-    Ok(HandoverState {
+    Ok(UnstoredFiles {
         waiting: answer.value,
         failed: answer.stat.size,
         not_stored: reported.collect(),

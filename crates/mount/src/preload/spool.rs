@@ -53,7 +53,7 @@ impl ShelfRecord {
 
 /// A spool file that was found in the directory.
 #[derive(Debug)]
-pub(super) struct ShelvedFile {
+pub(super) struct SpoolFile {
     pub(super) record: ShelfRecord,
     pub(super) file: File,
     /// Reason why the file cannot be stored.
@@ -174,8 +174,8 @@ impl Spool {
 
     /// Returns the spool files of an earlier process, the oldest first, and removes incomplete files. If several spool files belong to one
     /// file of the cluster, only the newest is returned.
-    pub(super) fn find(&self) -> io::Result<Vec<ShelvedFile>> {
-        let mut found: BTreeMap<u64, ShelvedFile> = BTreeMap::new();
+    pub(super) fn find(&self) -> io::Result<Vec<SpoolFile>> {
+        let mut found: BTreeMap<u64, SpoolFile> = BTreeMap::new();
         for entry in std::fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             let text = name.to_string_lossy();
@@ -199,10 +199,10 @@ impl Spool {
         Ok(self.newest(found))
     }
 
-    fn newest(&self, found: BTreeMap<u64, ShelvedFile>) -> Vec<ShelvedFile> {
-        let mut newest: Vec<ShelvedFile> = Vec::new();
+    fn newest(&self, found: BTreeMap<u64, SpoolFile>) -> Vec<SpoolFile> {
+        let mut newest: Vec<SpoolFile> = Vec::new();
         for (number, mut one) in found {
-            let same = |other: &ShelvedFile| {
+            let same = |other: &SpoolFile| {
                 let ours = one.foreign.is_none() && other.foreign.is_none();
                 ours && other.record.inode == one.record.inode
             };
@@ -220,7 +220,7 @@ impl Spool {
         newest
     }
 
-    fn take(&self, number: u64) -> io::Result<ShelvedFile> {
+    fn take(&self, number: u64) -> io::Result<SpoolFile> {
         let path = self.record_path(number);
         let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its record is invalid");
         if path.symlink_metadata()?.len() > RECORD_BYTES_MAX {
@@ -239,7 +239,7 @@ impl Spool {
         } else {
             None
         };
-        Ok(ShelvedFile {
+        Ok(SpoolFile {
             record,
             file,
             foreign,

@@ -8,7 +8,7 @@
 use super::copies::LocalFile;
 use super::open_files::{OpenFile, OpenFiles, is_closed};
 use super::path_resolution::Walker;
-use super::spool::{ShelfRecord, ShelvedFile, Spool};
+use super::spool::{ShelfRecord, Spool, SpoolFile};
 use crate::error::Error;
 use crate::fs::file::OpenHow;
 use crate::fs::unsealed::CloseOutcome;
@@ -273,7 +273,7 @@ impl WriteBehind {
     /// Takes over the unstored files of an earlier process.
     pub(super) fn take_up(&self) -> Result<(), Error> {
         for found in self.spool.find()? {
-            let ShelvedFile {
+            let SpoolFile {
                 record,
                 file,
                 foreign,

@@ -182,7 +182,7 @@ impl Follower {
     }
 
     /// Removes the reasons of remotes that are no longer attached.
-    pub fn say_only_of(&self, is_attached: impl Fn(&str) -> bool) {
+    pub fn keep_problems_of(&self, is_attached: impl Fn(&str) -> bool) {
         let mut known = self.0.known.lock();
         known.unseen.retain(|remote, _| is_attached(remote));
     }

@@ -45,8 +45,8 @@ use crate::store::{
 use bytes::Bytes;
 use packs::{Packing, Packs};
 use parking_lot::{Mutex, RwLock};
-use presence::Guarded;
-use reading::{BackendLocation, BackendObject, Reach};
+use presence::CheckedStore;
+use reading::{BackendLocation, BackendObject, ExternalReader};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::fmt::Debug;
 use std::path::PathBuf;
@@ -177,7 +177,7 @@ pub struct BackendSettings {
 #[derive(Debug)]
 pub(crate) struct Backend {
     cache: DirectoryStore,
-    reach: Arc<Reach>,
+    reach: Arc<ExternalReader>,
     uri: String,
     packing: Packing,
     packs: Packs,
@@ -268,10 +268,10 @@ impl Backend {
                 }
             }
         }
-        let far = Guarded::new(Arc::clone(&at.far), db.clone());
+        let far = CheckedStore::new(Arc::clone(&at.far), db.clone());
         let backend = Self {
             cache,
-            reach: Arc::new(Reach::new(far, db.clone(), runtime)),
+            reach: Arc::new(ExternalReader::new(far, db.clone(), runtime)),
             uri: at.uri.clone(),
             packing: at.packing,
             packs: Packs::default(),

@@ -27,14 +27,14 @@ const OFFLINE: &str = "none of the known files exists: is it mounted? No file is
 
 /// External store that is checked before it is used.
 #[derive(Debug)]
-pub(super) struct Guarded {
+pub(super) struct CheckedStore {
     far: Arc<dyn Far>,
     db: Db,
     believed: Mutex<Option<Instant>>,
     is_offline: Mutex<bool>,
 }
 
-impl Guarded {
+impl CheckedStore {
     pub(super) fn new(far: Arc<dyn Far>, db: Db) -> Self {
         Self {
             far,
@@ -149,7 +149,7 @@ async fn timely<T>(asked: BackendFuture<'_, T>) -> Result<T, BackendFailure> {
     answer.unwrap_or(Err(BackendFailure::Silent))
 }
 
-impl Far for Guarded {
+impl Far for CheckedStore {
     fn stat<'a>(&'a self, path: &'a str) -> BackendFuture<'a, BackendFile> {
         Box::pin(async move {
             let answer = timely(self.far.stat(path)).await;

@@ -1,7 +1,7 @@
 //! Reads of objects that are not in the cache, by blocks, with read-ahead for sequential readers. The module reads the external store
 //! through a cache in memory.
 
-use super::presence::Guarded;
+use super::presence::CheckedStore;
 use super::{Backend, BackendFailure, BackendFile, Far as _, rows};
 use crate::db::Db;
 use crate::store::{ReadAt, Store as _, StoreError};
@@ -31,8 +31,8 @@ pub(super) struct BackendLocation {
 
 /// Access to the external store for reads.
 #[derive(Debug)]
-pub(super) struct Reach {
-    pub(super) far: Guarded,
+pub(super) struct ExternalReader {
+    pub(super) far: CheckedStore,
     pub(super) db: Db,
     pub(super) runtime: Handle,
     blocks: BlockCache<BackendFailure>,
@@ -48,13 +48,13 @@ pub(super) struct Reach {
 /// Reader of the bytes of one object.
 #[derive(Debug)]
 pub(super) struct BackendObject {
-    reach: Arc<Reach>,
+    reach: Arc<ExternalReader>,
     object: ObjectId,
     there: Arc<BackendLocation>,
 }
 
-impl Reach {
-    pub(super) fn new(far: Guarded, db: Db, runtime: Handle) -> Self {
+impl ExternalReader {
+    pub(super) fn new(far: CheckedStore, db: Db, runtime: Handle) -> Self {
         Self {
             far,
             db,
@@ -127,7 +127,11 @@ impl Reach {
 }
 
 impl BackendObject {
-    pub(super) fn new(reach: Arc<Reach>, object: ObjectId, there: BackendLocation) -> Self {
+    pub(super) fn new(
+        reach: Arc<ExternalReader>,
+        object: ObjectId,
+        there: BackendLocation,
+    ) -> Self {
         Self {
             reach,
             object,

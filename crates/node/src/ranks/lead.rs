@@ -3,7 +3,7 @@
 //!
 //! All ranks end with the first rank that fails, and with the connections of the leader's node if that node is killed.
 
-use super::{ALIVE_EVERY, RankPlace, Round, Word, receive_soon, send_word};
+use super::{ALIVE_EVERY, BarrierValues, RankLocation, Word, receive_soon, send_word};
 use crate::executor::ExecutorParts;
 use crate::fetch::{FetchError, InputLocations};
 use crate::labels::Live;
@@ -107,9 +107,9 @@ pub(crate) fn lead(
 fn places(
     of: (&ExecutorParts, &Live),
     analysis: &Analysis,
-) -> Result<Vec<(RankPlace, ObjectAddress)>, Failure> {
+) -> Result<Vec<(RankLocation, ObjectAddress)>, Failure> {
     let unknown = |error: FetchError| failure(FailureKind::Input, error.to_string());
-    let mut places: Vec<(RankPlace, ObjectAddress)> = Vec::new();
+    let mut places: Vec<(RankLocation, ObjectAddress)> = Vec::new();
     let inputs = analysis.inputs.iter().enumerate();
     for (index, input) in inputs.filter(|(_, input)| !analysis.kernel.is_in(&input.name)) {
         let InputLocations {
@@ -123,7 +123,7 @@ fn places(
             if places.iter().any(|(place, _)| place.node == replica.node.0) {
                 continue;
             }
-            let place = RankPlace {
+            let place = RankLocation {
                 node: replica.node.0,
                 object: part.object.0,
                 capability,
@@ -147,7 +147,7 @@ fn places(
     }
 }
 
-impl RankPlace {
+impl RankLocation {
     pub(super) fn remote(&self, parts: &ExecutorParts) -> Result<ObjectAddress, FetchError> {
         let node = NodeId(self.node);
         parts
@@ -163,7 +163,7 @@ struct RankState {
     node: u32,
     to: WriteHalf<DedicatedConnection>,
     from: Option<JoinHandle<Option<ReadHalf<DedicatedConnection>>>>,
-    waits: Option<Round>,
+    waits: Option<BarrierValues>,
     ended: Option<Outcome>,
 }
 
@@ -187,11 +187,11 @@ impl RunningRanks {
     async fn start(
         parts: &ExecutorParts,
         label: &[u8],
-        places: &[(RankPlace, ObjectAddress)],
+        places: &[(RankLocation, ObjectAddress)],
     ) -> Result<Self, Failure> {
         let objects = parts.fetcher.objects();
         let (tell, heard) = mpsc::channel(places.len().max(1));
-        let all: Vec<RankPlace> = places.iter().map(|(place, _)| place.clone()).collect();
+        let all: Vec<RankLocation> = places.iter().map(|(place, _)| place.clone()).collect();
         let mut ranks = Vec::new();
         for (rank, (place, remote)) in places.iter().enumerate() {
             let unstarted =

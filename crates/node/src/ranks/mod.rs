@@ -26,7 +26,7 @@ const SILENT_MAX: Duration = Duration::from_secs(60);
 
 /// Location of a rank: its node and its object.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct RankPlace {
+struct RankLocation {
     node: u32,
     object: u64,
     capability: Vec<u8>,
@@ -34,7 +34,7 @@ struct RankPlace {
 
 /// Values of a rank that waits at a barrier.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-struct Round {
+struct BarrierValues {
     /// Ports on which the rank's kernel listens.
     ports: Vec<u16>,
     /// Values that the rank has put since the last barrier.
@@ -48,10 +48,10 @@ enum Word {
     Begin {
         label: Vec<u8>,
         rank: usize,
-        places: Vec<RankPlace>,
+        places: Vec<RankLocation>,
     },
     /// To the leader: the kernel of the rank waits at a barrier.
-    Waits(Round),
+    Waits(BarrierValues),
     /// To the serving node: all ranks wait at the barrier; contains the values of all ranks.
     Go {
         ports: Vec<Vec<u16>>,

@@ -3,7 +3,7 @@
 //!
 //! Values that a rank puts are known to all ranks after the next barrier. Earlier values are not needed: no rank asks for them.
 
-use super::Round;
+use super::BarrierValues;
 use std::collections::BTreeMap;
 use std::io;
 use tidemill_kernel::peers::RANKS_MAX;
@@ -23,9 +23,9 @@ const VALUE_MAX: usize = 1024;
 const MAPPING: &str = "PMI_process_mapping";
 
 /// Request of the process that concerns all ranks.
-pub(super) enum Wish {
+pub(super) enum PmiRequest {
     /// The rank waits at a barrier for the other ranks.
-    Wait(Round),
+    Wait(BarrierValues),
     /// The rank has failed, so that all ranks fail.
     Abort(String),
     /// The connection has ended, or the process sent an invalid message.
@@ -60,22 +60,22 @@ impl Pmi {
     }
 
     /// Answers the process's requests until it sends a request for all ranks. The future is safe to cancel at any time.
-    pub(super) async fn wish(&mut self) -> Wish {
+    pub(super) async fn wish(&mut self) -> PmiRequest {
         loop {
             while let Some(line) = self.line() {
                 match self.obey(&line) {
                     Ok(answer) if self.answer(&answer).await.is_ok() => {}
-                    Ok(_) => return Wish::Gone,
+                    Ok(_) => return PmiRequest::Gone,
                     Err(wish) => return wish,
                 }
             }
             if self.pending.len() > LINE_BYTES_MAX {
-                return Wish::Gone;
+                return PmiRequest::Gone;
             }
             let mut bytes = [0; 4096];
             match self.stream.read(&mut bytes).await {
                 Ok(length @ 1..) => self.pending.extend_from_slice(&bytes[..length]),
-                _ => return Wish::Gone,
+                _ => return PmiRequest::Gone,
             }
         }
     }
@@ -100,7 +100,7 @@ impl Pmi {
         self.stream.write_all(format!("{line}\n").as_bytes()).await
     }
 
-    fn obey(&mut self, line: &str) -> Result<String, Wish> {
+    fn obey(&mut self, line: &str) -> Result<String, PmiRequest> {
         let mut fields = BTreeMap::new();
         for (name, value) in line.split(' ').filter_map(|word| word.split_once('=')) {
             fields.insert(name, value);
@@ -119,7 +119,7 @@ impl Pmi {
             "put" => {
                 self.known_bytes += line.len();
                 if self.known_bytes > VALUES_BYTES_MAX {
-                    return Err(Wish::Gone);
+                    return Err(PmiRequest::Gone);
                 }
                 self.put.push((field("key"), field("value")));
                 "cmd=put_result rc=0 msg=success".to_owned()
@@ -133,10 +133,10 @@ impl Pmi {
                 let values = std::mem::take(&mut self.put);
                 let ports = Vec::new();
                 self.came_back |= field("last") == "yes";
-                return Err(Wish::Wait(Round { ports, values }));
+                return Err(PmiRequest::Wait(BarrierValues { ports, values }));
             }
-            "abort" => return Err(Wish::Abort(field("exitcode"))),
-            _ => return Err(Wish::Gone),
+            "abort" => return Err(PmiRequest::Abort(field("exitcode"))),
+            _ => return Err(PmiRequest::Gone),
         })
     }
 }
@@ -152,7 +152,7 @@ mod tests {
         let asked = "cmd=init pmi_version=1 pmi_subversion=1\ncmd=get_universe_size\n\
             cmd=put kvsname=ranks key=a value=x=y\ncmd=get kvsname=ranks key=a\ncmd=barrier_in\n";
         process.write_all(asked.as_bytes()).await.unwrap();
-        let Wish::Wait(round) = pmi.wish().await else {
+        let PmiRequest::Wait(round) = pmi.wish().await else {
             panic!("it does not wait");
         };
         assert_eq!(round.values, [("a".to_owned(), "x=y".to_owned())]);
@@ -161,7 +161,7 @@ mod tests {
             .write_all(b"cmd=get kvsname=ranks key=a\ncmd=abort exitcode=7\n")
             .await
             .unwrap();
-        assert!(matches!(pmi.wish().await, Wish::Abort(code) if code == "7"));
+        assert!(matches!(pmi.wish().await, PmiRequest::Abort(code) if code == "7"));
         drop(pmi);
         let mut received = String::new();
         process.read_to_string(&mut received).await.unwrap();
@@ -190,7 +190,7 @@ mod tests {
             let (own, mut process) = UnixStream::pair().unwrap();
             let mut pmi = Pmi::new(own, 1);
             process.write_all(&bytes).await.unwrap();
-            assert!(matches!(pmi.wish().await, Wish::Gone));
+            assert!(matches!(pmi.wish().await, PmiRequest::Gone));
         }
     }
 }

@@ -1,14 +1,16 @@
 //! Starts a rank on request of a leader, speaks PMI with the rank, and sends its outcome and output to the leader (next:
 //! `node/src/ranks/lead.rs`).
 
-use super::pmi::{Pmi, Wish};
+use super::pmi::{Pmi, PmiRequest};
 use super::relay::{CONNECTIONS_MAX, Relays, carry, connected};
-use super::{ALIVE_EVERY, RankPlace, Round, Word, receive_soon, receive_word, send_word};
+use super::{
+    ALIVE_EVERY, BarrierValues, RankLocation, Word, receive_soon, receive_word, send_word,
+};
 use crate::daemon::Daemon;
 use crate::executor::ExecutorParts;
 use crate::http::{HttpContext, HttpRefusal, HttpResult};
 use crate::labels::Live;
-use crate::task::{self, Joined, RankResult, failure, now};
+use crate::task::{self, RankParameters, RankResult, failure, now};
 use axum::body::Body;
 use axum::extract::{Path, Query, Request, State};
 use axum::http::{StatusCode, header};
@@ -162,7 +164,7 @@ fn switched() -> HttpResult {
 struct RankRequest {
     live: Live,
     rank: usize,
-    places: Vec<RankPlace>,
+    places: Vec<RankLocation>,
 }
 
 impl RankRequest {
@@ -263,7 +265,7 @@ impl ServedRank<'_> {
             tracing::debug!(label = %key.0, rank, "a rank is started while an earlier one ends");
         }
         let _listed = ListedRank(&daemon.ranks, key);
-        let joined = Joined {
+        let joined = RankParameters {
             rank,
             size: places.len(),
             network: Arc::clone(&network),
@@ -309,13 +311,13 @@ impl ServedRank<'_> {
             tokio::select! {
                 ranked = &mut kernel => return ranked.ok(),
                 wish = self.pmi.wish(), if speaks => match wish {
-                    Wish::Wait(round) => leads &= self.waits(round).await.is_ok(),
+                    PmiRequest::Wait(round) => leads &= self.waits(round).await.is_ok(),
                     // The process waits to be killed.
-                    Wish::Abort(code) => {
+                    PmiRequest::Abort(code) => {
                         self.abort = Some(code);
                         self.live.control.cancel();
                     }
-                    Wish::Gone => speaks = false,
+                    PmiRequest::Gone => speaks = false,
                 },
                 word = self.words.recv(), if leads => match word {
                     Some(Word::Alive) => {}
@@ -330,11 +332,11 @@ impl ServedRank<'_> {
         }
     }
 
-    async fn waits(&mut self, round: Round) -> io::Result<()> {
+    async fn waits(&mut self, round: BarrierValues) -> io::Result<()> {
         let network = Arc::clone(&self.relays.network);
         let ports = tokio::task::spawn_blocking(move || network.ports()).await;
         let ports = ports.map_err(io::Error::other)??;
-        send_word(self.to, &Word::Waits(Round { ports, ..round })).await
+        send_word(self.to, &Word::Waits(BarrierValues { ports, ..round })).await
     }
 
     async fn go(&mut self, ports: Vec<Vec<u16>>, values: Vec<(String, String)>) -> io::Result<()> {

@@ -10,7 +10,7 @@ use crate::error::cut;
 use crate::keys::own_file;
 use crate::store::StoreFile;
 use crate::tree::{
-    TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload, Why,
+    ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
 };
 use crate::{Error, Keys};
 use bytes::Bytes;
@@ -79,15 +79,15 @@ pub(crate) fn open(
     Ok(TreeStore::new(host, sftp))
 }
 
-fn odd(path: &str) -> Why {
-    Why::from(Error::Store {
+fn odd(path: &str) -> ProtocolError {
+    ProtocolError::from(Error::Store {
         path: path.to_owned(),
         reason: "the server's answer is invalid".into(),
     })
 }
 
 /// Converts a status answer to a result. The error `Missing` may also mean the end of a list.
-fn status(path: &str, mut answer: ReplyBody) -> Result<(), Why> {
+fn status(path: &str, mut answer: ReplyBody) -> Result<(), ProtocolError> {
     if answer.kind != wire::STATUS {
         return Err(odd(path));
     }
@@ -105,11 +105,11 @@ fn status(path: &str, mut answer: ReplyBody) -> Result<(), Why> {
 }
 
 /// Returns the error for an answer of an unexpected kind.
-fn refusal(path: &str, answer: ReplyBody) -> Why {
+fn refusal(path: &str, answer: ReplyBody) -> ProtocolError {
     status(path, answer).err().unwrap_or_else(|| odd(path))
 }
 
-fn seen(path: &str, found: &FileAttributes) -> Result<PathType, Why> {
+fn seen(path: &str, found: &FileAttributes) -> Result<PathType, ProtocolError> {
     let path = path.to_owned();
     match found.kind() {
         None => {
@@ -128,7 +128,7 @@ fn seen(path: &str, found: &FileAttributes) -> Result<PathType, Why> {
 
 impl Sftp {
     /// Returns the connection. Opens a new connection if the old one has ended.
-    async fn session(&self) -> Result<(Arc<SftpSession>, String), Why> {
+    async fn session(&self) -> Result<(Arc<SftpSession>, String), ProtocolError> {
         let mut now = self.now.lock().await;
         if let Some((session, root)) = &*now
             && session.is_up()
@@ -144,7 +144,7 @@ impl Sftp {
         Ok((session, root))
     }
 
-    fn unstarted(&self, printed: &str) -> Why {
+    fn unstarted(&self, printed: &str) -> ProtocolError {
         let path = self.target.host.clone();
         let reason: String = self.keys.scrubbed(printed).chars().take(600).collect();
         if printed.contains("Permission denied") {
@@ -157,11 +157,16 @@ impl Sftp {
             );
             return Error::Store { path, reason }.into();
         }
-        Why::offline(&path, reason)
+        ProtocolError::offline(&path, reason)
     }
 
     /// Fails if the path to the directory of a file contains a link.
-    async fn is_straight(&self, session: &SftpSession, root: &str, path: &str) -> Result<(), Why> {
+    async fn is_straight(
+        &self,
+        session: &SftpSession,
+        root: &str,
+        path: &str,
+    ) -> Result<(), ProtocolError> {
         let Some((above, _)) = path.rsplit_once('/') else {
             return Ok(());
         };
@@ -180,7 +185,7 @@ impl Sftp {
         session: &SftpSession,
         path: &str,
         packet: Packet,
-    ) -> Result<FileAttributes, Why> {
+    ) -> Result<FileAttributes, ProtocolError> {
         let mut answer = ask(session, path, packet).await?;
         match answer.kind {
             wire::ATTRS => answer.attributes().ok_or_else(|| odd(path)),
@@ -188,13 +193,22 @@ impl Sftp {
         }
     }
 
-    async fn lstat(&self, session: &SftpSession, path: &str) -> Result<FileAttributes, Why> {
+    async fn lstat(
+        &self,
+        session: &SftpSession,
+        path: &str,
+    ) -> Result<FileAttributes, ProtocolError> {
         let packet = Packet::new(wire::LSTAT).bytes(self.root.full(path).as_bytes());
         self.attributes(session, path, packet).await
     }
 
     /// Returns the type of a path; fails if the path contains a link.
-    async fn found(&self, session: &SftpSession, root: &str, path: &str) -> Result<PathType, Why> {
+    async fn found(
+        &self,
+        session: &SftpSession,
+        root: &str,
+        path: &str,
+    ) -> Result<PathType, ProtocolError> {
         let straight = self.is_straight(session, root, path);
         let ((), found) = tokio::try_join!(straight, self.lstat(session, path))?;
         seen(path, &found)
@@ -205,7 +219,7 @@ impl Sftp {
         session: &Arc<SftpSession>,
         path: &str,
         packet: Packet,
-    ) -> Result<SftpHandle, Why> {
+    ) -> Result<SftpHandle, ProtocolError> {
         let mut answer = ask(session, path, packet).await?;
         if answer.kind != wire::HANDLE {
             return Err(refusal(path, answer));
@@ -216,7 +230,11 @@ impl Sftp {
         })
     }
 
-    async fn open_new(&self, session: &Arc<SftpSession>, path: &str) -> Result<SftpHandle, Why> {
+    async fn open_new(
+        &self,
+        session: &Arc<SftpSession>,
+        path: &str,
+    ) -> Result<SftpHandle, ProtocolError> {
         let packet = Packet::new(wire::OPEN)
             .bytes(self.root.full(path).as_bytes())
             .number(wire::OPEN_NEW)
@@ -225,12 +243,12 @@ impl Sftp {
     }
 
     /// Runs work in the directory of a path; fails if the path to the directory contains a link. Creates the directory if it is missing.
-    async fn within<T, Work: Future<Output = Result<T, Why>>>(
+    async fn within<T, Work: Future<Output = Result<T, ProtocolError>>>(
         &self,
         (session, root): (&SftpSession, &str),
         path: &str,
         work: impl Fn() -> Work,
-    ) -> Result<T, Why> {
+    ) -> Result<T, ProtocolError> {
         let done = match self.is_straight(session, root, path).await {
             Ok(()) => work().await,
             Err(why) => Err(why),
@@ -246,7 +264,7 @@ impl Sftp {
     }
 
     /// Creates the parent directories of a path, but not the store's root.
-    async fn make_above(&self, session: &SftpSession, path: &str) -> Result<(), Why> {
+    async fn make_above(&self, session: &SftpSession, path: &str) -> Result<(), ProtocolError> {
         for (at, _) in path.match_indices('/') {
             let above = &path[..at];
             let packet = Packet::new(wire::MKDIR)
@@ -261,13 +279,17 @@ impl Sftp {
     }
 }
 
-async fn ask(session: &SftpSession, path: &str, packet: Packet) -> Result<ReplyBody, Why> {
+async fn ask(
+    session: &SftpSession,
+    path: &str,
+    packet: Packet,
+) -> Result<ReplyBody, ProtocolError> {
     let answer = session.ask(packet).await;
-    answer.map_err(|reason| Why::offline(path, reason))
+    answer.map_err(|reason| ProtocolError::offline(path, reason))
 }
 
 /// Returns the server's path for a directory, with links resolved.
-async fn real(session: &SftpSession, path: &str) -> Result<String, Why> {
+async fn real(session: &SftpSession, path: &str) -> Result<String, ProtocolError> {
     let packet = Packet::new(wire::REALPATH).bytes(path.as_bytes());
     let mut answer = ask(session, path, packet).await?;
     if answer.kind != wire::NAME {
@@ -282,7 +304,12 @@ async fn real(session: &SftpSession, path: &str) -> Result<String, Why> {
 }
 
 /// Reads exactly `count` bytes at an offset of an open file.
-async fn piece(handle: &SftpHandle, path: &str, from: u64, count: u64) -> Result<Vec<u8>, Why> {
+async fn piece(
+    handle: &SftpHandle,
+    path: &str,
+    from: u64,
+    count: u64,
+) -> Result<Vec<u8>, ProtocolError> {
     let mut bytes = Vec::new();
     while (bytes.len() as u64) < count {
         let done = bytes.len() as u64;
@@ -348,7 +375,7 @@ impl TreeProtocol for Sftp {
                     .await?;
                 match now.tag() == object.tag && now.kind().is_none() {
                     true => Ok(now),
-                    false => Err(Why::from(Error::Changed(path.to_owned()))),
+                    false => Err(ProtocolError::from(Error::Changed(path.to_owned()))),
                 }
             };
             // The protocol has no flag to refuse links. So the attributes before the open, of the open file and after the open are

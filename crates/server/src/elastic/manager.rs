@@ -67,7 +67,7 @@ impl Manager {
         let mut next = Instant::now() + PERIOD;
         let energy = &self.suspensions().energy;
         if let Err(fault) = self.database.read(|db| energy.restore(db)) {
-            fault.put_off("the energy consumption of nodes can't be read");
+            fault.log_delay("the energy consumption of nodes can't be read");
         }
         let mut kept = Instant::now();
         loop {
@@ -100,7 +100,7 @@ impl Manager {
         }
         let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
         if let Err(fault) = self.database.write(work).await {
-            fault.put_off("the energy consumption of nodes can't be stored");
+            fault.log_delay("the energy consumption of nodes can't be stored");
         }
     }
 

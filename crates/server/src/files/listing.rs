@@ -2,7 +2,7 @@
 
 use super::FileRefusal;
 use super::path::{FILES, encoded};
-use super::stream::{BytesUnreadable, Outlet};
+use super::stream::{BytesUnreadable, StreamSender};
 use bytes::Bytes;
 use serde_json::json;
 use std::future::Future;
@@ -16,7 +16,7 @@ pub(crate) const ENTRIES: u32 = 1000;
 pub(crate) async fn send<F>(
     path: &[u8],
     mut page: v1::Entries,
-    to: &Outlet,
+    to: &StreamSender,
     next: impl Fn(Vec<u8>) -> F,
 ) where
     F: Future<Output = Result<v1::Entries, FileRefusal>>,
@@ -44,7 +44,7 @@ pub(crate) async fn send<F>(
         let last = page.entries.last().map(|entry| entry.name.clone());
         page = match next(last.unwrap_or_default()).await {
             Ok(page) => page,
-            Err(why) => return to.break_off(BytesUnreadable::of(&why)).await,
+            Err(why) => return to.end_with_error(BytesUnreadable::of(&why)).await,
         };
     }
 }

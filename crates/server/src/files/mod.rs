@@ -31,7 +31,7 @@ use conditions::{ResponseKind, VersionTag};
 use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
-use stream::{Outlet, WINDOW_BYTES};
+use stream::{StreamSender, WINDOW_BYTES};
 use tidemill_client::Trust;
 use tidemill_client::concurrency_limit::UserPermits;
 use tidemill_client::objects::Objects;
@@ -333,11 +333,11 @@ fn built(response: Builder, body: Body) -> Result<Response<Body>, FileRefusal> {
 }
 
 /// Returns an HTTP body with the bytes that `work` sends. The work ends when the client disconnects.
-fn streamed<F>(turn: SendPermit, work: impl FnOnce(Outlet) -> F) -> Body
+fn streamed<F>(turn: SendPermit, work: impl FnOnce(StreamSender) -> F) -> Body
 where
     F: Future<Output = ()> + Send + 'static,
 {
-    let (to, frames) = Outlet::new();
+    let (to, frames) = StreamSender::new();
     let work = work(to.clone());
     tokio::spawn(async move {
         tokio::select! {

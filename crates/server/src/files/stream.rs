@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Error;
-use tidemill_client::log_limit::Sparse;
+use tidemill_client::log_limit::LogLimit;
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::windows;
 use tidemill_core::id::NodeId;
@@ -42,7 +42,7 @@ const REDUCED_MAX: Duration = Duration::from_secs(100);
 const LOOK_EVERY: Duration = Duration::from_millis(500);
 
 /// Rate limit of log entries about aborted streams.
-static BROKEN: Sparse = Sparse::new();
+static BROKEN: LogLimit = LogLimit::new();
 
 /// Reason why no node can deliver bytes of a file.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -264,9 +264,9 @@ impl VersionStream {
 
 /// Sending end of a stream of bytes to a client.
 #[derive(Clone, Debug)]
-pub(crate) struct Outlet(mpsc::Sender<StreamItem>);
+pub(crate) struct StreamSender(mpsc::Sender<StreamItem>);
 
-impl Outlet {
+impl StreamSender {
     /// Creates the sending and the receiving end of a stream.
     pub(crate) fn new() -> (Self, mpsc::Receiver<StreamItem>) {
         let (sender, receiver) = mpsc::channel(1);
@@ -290,7 +290,7 @@ impl Outlet {
     }
 
     /// Ends the stream with an error, so that the client does not mistake the bytes so far for the whole file.
-    pub(crate) async fn break_off(&self, why: BytesUnreadable) {
+    pub(crate) async fn end_with_error(&self, why: BytesUnreadable) {
         if let Some(left_out) = BROKEN.may() {
             tracing::warn!(left_out, "a file that was being sent {why}");
         }
@@ -304,7 +304,7 @@ impl Outlet {
 }
 
 /// Sends the bytes in `first` and then the bytes `rest` of the file, as fast as the client reads them.
-pub(crate) async fn send(source: VersionStream, first: Bytes, rest: Range<u64>, to: &Outlet) {
+pub(crate) async fn send(source: VersionStream, first: Bytes, rest: Range<u64>, to: &StreamSender) {
     let step = usize::try_from(WINDOW_BYTES).unwrap_or(usize::MAX);
     let mut starts = rest.clone().step_by(step);
     let mut window = first;
@@ -317,7 +317,7 @@ pub(crate) async fn send(source: VersionStream, first: Bytes, rest: Range<u64>, 
         let (taken, next) = tokio::join!(to.send(window), next);
         match next {
             Some(Ok(bytes)) if taken => window = bytes,
-            Some(Err(why)) if taken => return to.break_off(why).await,
+            Some(Err(why)) if taken => return to.end_with_error(why).await,
             _ => return,
         }
     }
@@ -329,7 +329,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn outlet_drops_stalled_reader_and_waits_for_slow_reader() {
-        let (outlet, mut taken) = Outlet::new();
+        let (outlet, mut taken) = StreamSender::new();
         let bytes = Bytes::from(vec![7; 5 * FRAME_BYTES + 1]);
         let slow = tokio::spawn(async move {
             let mut count = 0;
@@ -343,7 +343,7 @@ mod tests {
         drop(outlet);
         assert_eq!(slow.await.unwrap(), bytes.len());
 
-        let (outlet, taken) = Outlet::new();
+        let (outlet, taken) = StreamSender::new();
         let begun = tokio::time::Instant::now();
         assert!(!outlet.send(bytes.clone()).await);
         assert!(begun.elapsed() >= STALLED_MAX);

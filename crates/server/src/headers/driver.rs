@@ -85,7 +85,7 @@ impl HeaderReader {
                 }
                 Err(Fault::Closed) => return,
                 Err(fault) => {
-                    fault.put_off("headers of files are not read for now");
+                    fault.log_delay("headers of files are not read for now");
                     tokio::time::sleep(AGAIN).await;
                 }
             }

@@ -93,7 +93,7 @@ fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Optio
         let Some(directory) = InodeRecord::find(db, at)?.filter(InodeRecord::is_dir) else {
             break;
         };
-        let Some(stands) = stands_in(db, at, uid)? else {
+        let Some(stands) = representative_of(db, at, uid)? else {
             break;
         };
         uid = Some(stands.uid);
@@ -108,7 +108,7 @@ fn around(db: &Connection, directory: u64, mut uid: Option<u32>) -> Result<Optio
 }
 
 /// Returns the metadata file that makes a directory a Zarr. With `uid`, the file must belong to that user.
-fn stands_in(
+fn representative_of(
     db: &Connection,
     directory: u64,
     uid: Option<u32>,

@@ -9,13 +9,13 @@
 //! not reconstruct its state from the database, since the database lacks the reports of nodes that were not yet acknowledged.
 
 use super::blocks::IdBlocks;
-use super::driver_records::{Memo, TaskJobs};
+use super::driver_records::{JobRecord, TaskJobs};
 use super::inbox::{Inbox, Stopped};
-use super::outbox::{self, Posted};
+use super::outbox::{self, OutboxLabel};
 use super::persist::{self, PersistStep, StepBatch};
 use super::plan::ClusterView;
 use super::publish::{self, Publishing};
-use super::results::{self, Presumed};
+use super::results::{self, AssumedOutputs};
 use super::{DriverMessage, OutputFiles, SubmittedJob, awaited_key, store, trace};
 use crate::clock;
 use crate::cluster::{Cluster, DriverReport};
@@ -30,7 +30,7 @@ use crate::names::transaction::Tx;
 use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{LabelQueue, Unavailable};
 use crate::removal::Garbage;
-use crate::replicas::{self, Losses, NodeAbsences, ReplicaFinding, UnderReplicated};
+use crate::replicas::{self, LostNodes, NodeAbsences, ReplicaFinding, UnderReplicated};
 use crate::{corruption, scrub};
 use parking_lot::Mutex;
 use prost::Message as _;
@@ -100,7 +100,7 @@ pub(crate) struct Driver {
     behind: Option<Time>,
     garbage: Garbage,
     signals: Signals,
-    jobs: BTreeMap<JobId, Memo>,
+    jobs: BTreeMap<JobId, JobRecord>,
     owners: TaskJobs,
     /// Paths that jobs of a user wait for.
     awaited: BTreeMap<(u32, String), WaitingJobs>,
@@ -113,7 +113,7 @@ pub(crate) struct Driver {
     copy: bool,
     scrub: bool,
     /// Nodes that have been offline for longer than the repair delay.
-    losses: Losses,
+    losses: LostNodes,
     /// Rate limit for replicas of versions that are no longer new.
     pace: RateLimit,
     /// Nodes that are being drained, as last reported to the dispatcher.
@@ -211,7 +211,7 @@ impl Driver {
                 })?,
             )
         })?;
-        let losses = database.read(|db| Losses::new(db, repairing.after))?;
+        let losses = database.read(|db| LostNodes::new(db, repairing.after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -246,7 +246,7 @@ impl Driver {
 
     fn bring_back(&mut self) -> Result<(), Fault> {
         if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
-            fault.put_off("labels of ended tasks are kept until the next start");
+            fault.log_delay("labels of ended tasks are kept until the next start");
         }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are resumed");
@@ -324,7 +324,7 @@ impl Driver {
         self.finish(steps, outbox, inbox)?;
         self.corrupt.clear();
         if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
-            fault.put_off("the remaining versions of lost nodes are not known");
+            fault.log_delay("the remaining versions of lost nodes are not known");
         }
         Ok(())
     }
@@ -345,7 +345,7 @@ impl Driver {
             .database
             .read(|db| replicas::due(db, (now, until), &self.cluster.up(), replicas::VERSIONS_MAX));
         let due = due.unwrap_or_else(|fault| {
-            fault.put_off("replicas are postponed");
+            fault.log_delay("replicas are postponed");
             Vec::new()
         });
         let sites = self.cluster.sites();
@@ -381,7 +381,7 @@ impl Driver {
     /// Sends nodes labels to read the next objects of a scrub.
     fn go_on_scrubbing(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
         let open = self.database.read(scrub::open).unwrap_or_else(|fault| {
-            fault.put_off("scrubs are postponed");
+            fault.log_delay("scrubs are postponed");
             Vec::new()
         });
         for one in open {
@@ -401,7 +401,7 @@ impl Driver {
                     self.feed(maintenance_task, steps, outbox);
                 }
                 Ok(None) => steps.push(PersistStep::Scrubbed { scrub: one.id() }),
-                Err(fault) => fault.put_off("a scrub is postponed"),
+                Err(fault) => fault.log_delay("a scrub is postponed"),
             }
         }
     }
@@ -433,7 +433,7 @@ impl Driver {
                 ReplicaStep::Wait => return ProcessedVersion::On,
                 ReplicaStep::Remove { goes, first } => {
                     let object = short.kept.object;
-                    self.untell_replicas(object, &goes, steps, outbox);
+                    self.retract_replicas(object, &goes, steps, outbox);
                     // Usually this completes the work for the version.
                     short.kept.go(&goes, first);
                     let found = ReplicaFinding::Surplus { goes, first };
@@ -516,19 +516,19 @@ impl Driver {
 
     /// Returns whether the dispatcher must learn of changes to the replicas of an object: a job reads the object, or the dispatcher already
     /// knows replicas of the object and would otherwise keep outdated knowledge forever.
-    fn tells_of(&self, object: ObjectId) -> bool {
+    fn dispatcher_knows(&self, object: ObjectId) -> bool {
         self.shared.pinned(object.0) || self.dispatcher.knows_replicas(object)
     }
 
     /// Reports to the dispatcher that an object is no longer readable on the given nodes.
-    fn untell_replicas(
+    fn retract_replicas(
         &mut self,
         object: ObjectId,
         nodes: &[NodeId],
         steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
     ) {
-        if !self.tells_of(object) {
+        if !self.dispatcher_knows(object) {
             return;
         }
         for &node in nodes {
@@ -541,7 +541,7 @@ impl Driver {
         // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
         let kept = self.database.write_here(true, |_| Ok(()));
         if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
-            fault.put_off("removals are postponed");
+            fault.log_delay("removals are postponed");
             return;
         }
         for node in self.cluster.up() {
@@ -550,7 +550,7 @@ impl Driver {
                 let mut objects = match self.garbage.due(node, last) {
                     Ok(objects) => objects,
                     Err(fault) => {
-                        fault.put_off("removals are postponed");
+                        fault.log_delay("removals are postponed");
                         break;
                     }
                 };
@@ -612,7 +612,7 @@ impl Driver {
     }
 
     fn take(&mut self, job: SubmittedJob, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
-        let memo = Memo::new(&job);
+        let memo = JobRecord::new(&job);
         for object in &memo.pins {
             self.shared.pin(object.0);
         }
@@ -644,13 +644,13 @@ impl Driver {
         }
         let pins = memo.pins.clone();
         self.jobs.insert(job.spec.job, memo);
-        self.tell_replicas(&pins, steps, outbox);
+        self.report_replicas(&pins, steps, outbox);
         self.feed(Event::Submitted(Box::new(job.spec)), steps, outbox);
         self.ask_for_programs(outbox);
     }
 
     /// Reports to the dispatcher on which nodes the replicas of objects are that jobs read.
-    fn tell_replicas(
+    fn report_replicas(
         &mut self,
         objects: &[ObjectId],
         steps: &mut Vec<PersistStep>,
@@ -662,7 +662,7 @@ impl Driver {
             false => Ok(Vec::new()),
         };
         let parted = parted.unwrap_or_else(|fault| {
-            fault.put_off("the layout of files is not known");
+            fault.log_delay("the layout of files is not known");
             Vec::new()
         });
         let parts = parted.iter().flat_map(|(_, layout)| layout.parts());
@@ -676,7 +676,7 @@ impl Driver {
             .database
             .read(|db| replicas::of_all(db, &objects, moved));
         let replicas = replicas.unwrap_or_else(|fault| {
-            fault.put_off("the places of replicas are not known");
+            fault.log_delay("the places of replicas are not known");
             Vec::new()
         });
         for (object, node) in replicas {
@@ -687,7 +687,7 @@ impl Driver {
         }
         let corrupt = self.database.read(|db| corruption::of_all(db, &objects));
         let corrupt = corrupt.unwrap_or_else(|fault| {
-            fault.put_off("which replicas are corrupt is not known");
+            fault.log_delay("which replicas are corrupt is not known");
             Vec::new()
         });
         for (object, node) in corrupt {
@@ -705,10 +705,12 @@ impl Driver {
     ) {
         // Jobs may read a replica elsewhere that waits for its removal, rather than no replica.
         let read = corrupt.iter().map(|one| one.object);
-        let read: Vec<ObjectId> = read.filter(|object| self.tells_of(*object)).collect();
-        self.tell_replicas(&read, steps, outbox);
+        let read: Vec<ObjectId> = read
+            .filter(|object| self.dispatcher_knows(*object))
+            .collect();
+        self.report_replicas(&read, steps, outbox);
         for one in corrupt {
-            self.untell_replicas(one.object, &[node], steps, outbox);
+            self.retract_replicas(one.object, &[node], steps, outbox);
             self.corrupt.insert(one.object);
         }
         self.copy |= !corrupt.is_empty();
@@ -813,7 +815,7 @@ impl Driver {
         outbox: &mut Outbox,
     ) {
         let task = self.dispatcher.task_of(label);
-        let final_outcome = self.unless_in_the_way(task, &outcome);
+        let final_outcome = self.fail_if_output_blocked(task, &outcome);
         let unsettled = Unsettled {
             node,
             task,
@@ -833,7 +835,7 @@ impl Driver {
     }
 
     /// Returns the outcome for the dispatcher: a success becomes a failure if an output name is taken or not writable for the owner.
-    fn unless_in_the_way(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
+    fn fail_if_output_blocked(&self, task: Option<TaskId>, outcome: &Outcome) -> Outcome {
         let final_outcome = outcome.clone();
         let Some(task) = task.filter(|_| outcome.result.is_ok()) else {
             return final_outcome;
@@ -872,7 +874,7 @@ impl Driver {
             }
             Ok(None) => final_outcome,
             Err(fault) => {
-                fault.put_off("outputs can't be checked before they are named");
+                fault.log_delay("outputs can't be checked before they are named");
                 final_outcome
             }
         }
@@ -906,7 +908,7 @@ impl Driver {
             // A replica was created, or failed: the next replica can be made.
             self.copy |= task.is_none();
             let made = outcome.result.iter().flatten().filter(|_| task.is_none());
-            let read = made.filter(|sealed| self.tells_of(sealed.object));
+            let read = made.filter(|sealed| self.dispatcher_knows(sealed.object));
             for object in read.map(|sealed| sealed.object).collect::<Vec<_>>() {
                 self.feed(copied(object, node, true), steps, outbox);
             }
@@ -953,9 +955,9 @@ impl Driver {
             Action::Send { node, labels } => {
                 let labels: Vec<Label> = labels
                     .into_iter()
-                    .map(|label| self.unfolded(label))
+                    .map(|label| self.with_directory_files(label))
                     .collect();
-                let posted = labels.iter().map(|label| Posted::new(node, label));
+                let posted = labels.iter().map(|label| OutboxLabel::new(node, label));
                 steps.extend(posted.map(PersistStep::Post));
                 outbox.labels.entry(node).or_default().extend(labels);
             }
@@ -1008,7 +1010,7 @@ impl Driver {
     }
 
     /// Returns the label with the names of the files in its input directories.
-    fn unfolded(&self, mut label: Label) -> Label {
+    fn with_directory_files(&self, mut label: Label) -> Label {
         if let Operation::Analyse(analysis) = &mut label.operation
             && analysis.inputs.iter().any(|one| is_directory(&one.name))
             && let Some(memo) = self.jobs.get(&analysis.job)
@@ -1085,7 +1087,7 @@ impl Driver {
 
     fn send(&mut self, node: NodeId, labels: &[Label]) {
         let cached_result = self.recall(labels).unwrap_or_else(|fault| {
-            fault.put_off("can't look for cached results");
+            fault.log_delay("can't look for cached results");
             vec![None; labels.len()]
         });
         for (label, cached_result) in labels.iter().zip(&cached_result) {
@@ -1116,7 +1118,7 @@ impl Driver {
 
     /// Returns the cached results that may answer labels sent in one message.
     fn recall(&self, labels: &[Label]) -> Result<Vec<Option<v1::CachedResult>>, Fault> {
-        let mut presumed = Presumed::default();
+        let mut presumed = AssumedOutputs::default();
         let up = |node: NodeId| self.cluster.up().contains(&node.0);
         self.database.read(|db| {
             let recalled = labels.iter().map(|label| {
@@ -1328,7 +1330,7 @@ impl Driver {
             Ok(found)
         });
         let found = found.unwrap_or_else(|fault: Fault| {
-            fault.put_off("can't look for files that jobs wait for");
+            fault.log_delay("can't look for files that jobs wait for");
             Vec::new()
         });
         for (uid, path, placed) in found {
@@ -1340,7 +1342,7 @@ impl Driver {
                     self.shared.pin(placed.object.0);
                 }
             }
-            self.tell_replicas(&[placed.object], steps, outbox);
+            self.report_replicas(&[placed.object], steps, outbox);
             let key = awaited_key(uid, &path);
             steps.push(PersistStep::Resolved { uid, path, placed });
             self.feed(Event::FileSealed { path: key, placed }, steps, outbox);

@@ -18,13 +18,13 @@ const NAME_BYTES_MAX: usize = 16 << 20;
 
 /// The driver's record of one unfinished job.
 #[derive(Debug)]
-pub(crate) struct Memo {
+pub(crate) struct JobRecord {
     pub(crate) owner: Owner,
     pub(crate) groups: Vec<u32>,
     pub(crate) cache: bool,
     pub(crate) replace: bool,
     pub(crate) anchors: Arc<Anchors>,
-    pub(crate) tasks: BTreeMap<TaskId, TaskMemo>,
+    pub(crate) tasks: BTreeMap<TaskId, TaskRecord>,
     /// Objects that must not be removed until the job has ended.
     pub(crate) pins: Vec<ObjectId>,
     /// Content of the directories that the job's tasks have written.
@@ -37,7 +37,7 @@ pub(crate) struct TaskDirectories(BTreeMap<ObjectId, Vec<(String, Placed)>>);
 
 /// The driver's record of one task of an unfinished job.
 #[derive(Debug)]
-pub(crate) struct TaskMemo {
+pub(crate) struct TaskRecord {
     pub(crate) outputs: Vec<OutputSpec>,
     pub(crate) lifetime: Lifetime,
     /// Tasks whose outputs the task reads, each task once.
@@ -50,7 +50,7 @@ pub(crate) struct TaskMemo {
     made: Vec<(u64, ObjectId)>,
 }
 
-impl Memo {
+impl JobRecord {
     pub(crate) fn new(accepted: &SubmittedJob) -> Self {
         let spec = &accepted.spec;
         let mut memo = Self {
@@ -84,7 +84,7 @@ impl Memo {
             let made = memo.take((&task.outputs, *lifetime), &files);
             let outputs = task.outputs.clone();
             let lifetime = *lifetime;
-            let task_memo = TaskMemo {
+            let task_memo = TaskRecord {
                 outputs,
                 lifetime,
                 makers,
@@ -115,7 +115,7 @@ impl Memo {
 
     /// Records that a task succeeded with these outputs. Returns temporary outputs, as inode and object, that no task will read any more.
     pub(crate) fn on_done(&mut self, id: TaskId, files: &OutputFiles) -> Vec<(u64, u64)> {
-        let of = |task: &TaskMemo| (task.outputs.clone(), task.lifetime);
+        let of = |task: &TaskRecord| (task.outputs.clone(), task.lifetime);
         let (outputs, lifetime) = self.tasks.get(&id).map(of).unwrap_or_default();
         let made = self.take((&outputs, lifetime), files);
         let Some(task) = self.tasks.get_mut(&id) else {
@@ -224,7 +224,7 @@ impl TaskDirectories {
     }
 }
 
-impl TaskMemo {
+impl TaskRecord {
     fn unused(&self) -> bool {
         self.done && self.read_by_any && self.readers_left == 0
     }

@@ -22,7 +22,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     loop {
         tokio::time::sleep(PERIOD).await;
         if let Err(fault) = once(names.database(), names.shared(), &names).await {
-            fault.put_off("expired files are kept for now");
+            fault.log_delay("expired files are kept for now");
         }
     }
 }

@@ -25,7 +25,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>, keep: Duration) {
             Err(fault) => Err(fault),
         };
         if let Err(fault) = deleted {
-            fault.put_off("old jobs are kept for now");
+            fault.log_delay("old jobs are kept for now");
         }
         tokio::time::sleep(PERIOD).await;
     }

@@ -40,7 +40,7 @@ const SHOWN_MAX: usize = 400;
 #[derive(Clone, Debug)]
 pub(crate) enum ProgramMappers {
     /// The server runs the programs.
-    Run(Asks),
+    Run(ProgramAccess),
     /// The server refuses such mappers, since other jobs would have to wait for the programs.
     Refused,
     /// The job's own tasks are the mapper programs, and their outputs get no names.
@@ -49,7 +49,7 @@ pub(crate) enum ProgramMappers {
 
 /// Access to the driver and its signals that running a program requires.
 #[derive(Clone, Debug)]
-pub(crate) struct Asks {
+pub(crate) struct ProgramAccess {
     pub(crate) driver: Sender<DriverMessage>,
     pub(crate) signals: Signals,
 }
@@ -209,7 +209,7 @@ impl Pinned<'_> {
 struct ProgramRun<'a> {
     names: &'a SqliteNames,
     cluster: &'a Arc<Cluster>,
-    asks: &'a Asks,
+    asks: &'a ProgramAccess,
     job: JobId,
     pinned: Pinned<'a>,
 }

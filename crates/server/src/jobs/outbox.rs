@@ -11,7 +11,7 @@ use tidemill_wire::v1;
 
 /// A label in the form in which the outbox stores it.
 #[derive(Clone, Debug)]
-pub(crate) struct Posted {
+pub(crate) struct OutboxLabel {
     node: NodeId,
     label: LabelId,
     /// Task that the label runs, if any; and (`removes`) the objects that the label removes.
@@ -24,7 +24,7 @@ pub(crate) struct Posted {
     body: Vec<u8>,
 }
 
-impl Posted {
+impl OutboxLabel {
     pub(crate) fn new(node: NodeId, label: &Label) -> Self {
         let (mut task, mut removes, mut copies, mut verifies) = (None, Vec::new(), None, None);
         match &label.operation {

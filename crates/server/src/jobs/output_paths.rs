@@ -76,7 +76,7 @@ pub(crate) fn anchors<'a>(
                 let ino = way.vnode.ino;
                 anchors.insert(directory.to_owned(), PathAnchor { ino, names });
             }
-            Err(fault) if fault.of_database() => return Err(fault),
+            Err(fault) if fault.is_database_failure() => return Err(fault),
             // The check for obstacles reports this fault.
             Err(_) => {}
         }

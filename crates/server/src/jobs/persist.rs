@@ -2,7 +2,7 @@
 //! decisions (next: `server/src/jobs/driver.rs`).
 
 use super::joins;
-use super::outbox::{self, Posted};
+use super::outbox::{self, OutboxLabel};
 use super::publish::{self, Publishing};
 use super::store::{resolve_awaited, state_number, task_state};
 use super::trace;
@@ -30,7 +30,7 @@ use tidemill_wire::v1::{self, State};
 #[derive(Clone, Debug)]
 pub(crate) enum PersistStep {
     /// Stores a label that is about to be sent.
-    Post(Posted),
+    Post(OutboxLabel),
     /// Stores the state of a task.
     Task {
         task: TaskId,

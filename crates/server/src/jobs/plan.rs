@@ -2,9 +2,9 @@
 //! cluster has recorded and omits unknown values. This module writes nothing.
 
 use super::driver_records::TaskDirectories;
-use super::results::{self, Presumed};
+use super::results::{self, AssumedOutputs};
 use super::spec::kind;
-use super::submit::{self, PRETENDED, ReadJob};
+use super::submit::{self, FIRST_DRY_RUN_ID, ReadJob};
 use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
@@ -57,7 +57,7 @@ pub(super) fn planned(
         written: written(db, spec.owner.uid)?,
         expected: BTreeMap::new(),
         directories: TaskDirectories::default(),
-        presumed: Presumed::default(),
+        presumed: AssumedOutputs::default(),
         reused: BTreeSet::new(),
     };
     // In the order of dependencies: later tasks read the outputs of earlier tasks.
@@ -119,7 +119,7 @@ struct Planner<'a> {
     expected: BTreeMap<(TaskId, usize), ExpectedOutput>,
     /// Directories that are part of the cached results, by task.
     directories: TaskDirectories,
-    presumed: Presumed,
+    presumed: AssumedOutputs,
     /// Tasks whose results are cached.
     reused: BTreeSet<u64>,
 }
@@ -243,7 +243,7 @@ impl Planner<'_> {
                     Some(known) => (known.object, known.node, known.size.unwrap_or(0)),
                     None => (object(task, output), NodeId(0), 0),
                 },
-                Origin::Awaited => (ObjectId(PRETENDED), NodeId(0), 0),
+                Origin::Awaited => (ObjectId(FIRST_DRY_RUN_ID), NodeId(0), 0),
             };
             LabelInput {
                 name: input.name.clone(),
@@ -338,7 +338,7 @@ fn placed(file: &v1::Input) -> Placed {
 /// Returns an object id for an expected output, which no stored object has.
 fn object(task: TaskId, output: usize) -> ObjectId {
     // Tasks have at most 10 000 outputs.
-    ObjectId(PRETENDED + (task.0 - PRETENDED) * (1 << 14) + output as u64)
+    ObjectId(FIRST_DRY_RUN_ID + (task.0 - FIRST_DRY_RUN_ID) * (1 << 14) + output as u64)
 }
 
 /// Returns the bytes that the newest tasks of a user have read and written, by the kind and name of the tasks' kernels.

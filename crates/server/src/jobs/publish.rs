@@ -70,7 +70,7 @@ pub(crate) fn obstacle(
     ino: u64,
 ) -> Result<Option<String>, Fault> {
     let refused = |fault: Fault| match fault {
-        fault if fault.of_database() => Err(fault),
+        fault if fault.is_database_failure() => Err(fault),
         fault => Ok(Some(format!("output {path} can't be made: {fault}"))),
     };
     if let Some(vnode) = InodeRecord::find(tx.db, ino)? {
@@ -109,7 +109,7 @@ pub(crate) fn directory_obstacle(
 ) -> Result<Option<String>, Fault> {
     let vnode = match tx.output_way(anchors, path) {
         Ok((_, Some(vnode))) if vnode.is_dir() => vnode,
-        Err(fault) if fault.of_database() => return Err(fault),
+        Err(fault) if fault.is_database_failure() => return Err(fault),
         // No file has inode 0.
         _ => return obstacle(tx, anchors, path, 0),
     };
@@ -118,7 +118,7 @@ pub(crate) fn directory_obstacle(
         Ok(_) => Ok(Some(format!(
             "output {path}/ is not empty: a file was added to it since the submission"
         ))),
-        Err(fault) if fault.of_database() => Err(fault),
+        Err(fault) if fault.is_database_failure() => Err(fault),
         Err(fault) => Ok(Some(format!("output {path}/ can't be made: {fault}"))),
     }
 }
@@ -145,7 +145,9 @@ pub(crate) fn publish(
     let mut outputs = publishing.outputs.clone();
     if !publishing.directories.is_empty() && !published(db, publishing.task)? {
         for directory in &publishing.directories {
-            if let Some(reason) = tx.make_way(publishing, directory, &mut outputs)? {
+            if let Some(reason) =
+                tx.empty_replaced_directory(publishing, directory, &mut outputs)?
+            {
                 elsewhere = reason;
             }
         }
@@ -253,7 +255,7 @@ fn record_inputs(db: &Connection, task: TaskId, inputs: &[LabelInput]) -> Result
 impl Tx<'_> {
     /// Removes the content of a directory that an output replaces. If another object has taken its path since the outcome arrived, neither
     /// the computed files nor the present content are deleted: the files are put into another directory.
-    fn make_way(
+    fn empty_replaced_directory(
         &mut self,
         of: &Publishing,
         directory: &OutputSpec,
@@ -291,7 +293,7 @@ impl Tx<'_> {
         };
         match self.check_replaced(&vnode, &output.path) {
             Ok(()) => Ok(false),
-            Err(fault) if fault.of_database() => Err(fault),
+            Err(fault) if fault.is_database_failure() => Err(fault),
             // The task's own earlier output is not a replaced file.
             Err(_) => Ok(!published(self.db, task)?),
         }
@@ -314,9 +316,9 @@ impl Tx<'_> {
         }
         let reported = match self.name_output(of, output, &mut vnode) {
             Ok(reported) => reported,
-            Err(fault) if fault.of_database() => return Err(fault),
+            Err(fault) if fault.is_database_failure() => return Err(fault),
             Err(fault) => {
-                let lost = self.name_lost(of, &mut vnode)?;
+                let lost = self.name_in_lost_found(of, &mut vnode)?;
                 let lost = lost.map_or("not kept".to_owned(), |path| format!("in {path}"));
                 Some(format!("output {} is {lost}: {fault}", output.path))
             }
@@ -467,7 +469,7 @@ impl Tx<'_> {
 
     /// Names an output that can't be at the path that its job specifies: in root's `/lost+found`, or in the root directory if another
     /// object has that name. Returns the output's path; `None` if the output is not kept.
-    fn name_lost(
+    fn name_in_lost_found(
         &mut self,
         of: &Publishing,
         vnode: &mut InodeRecord,
@@ -478,7 +480,7 @@ impl Tx<'_> {
         self.changes.append(&mut tx.changes);
         match named {
             Ok(path) => Ok(Some(path)),
-            Err(fault) if fault.of_database() => Err(fault),
+            Err(fault) if fault.is_database_failure() => Err(fault),
             Err(_) => {
                 self.keep_unnamed(vnode.clone(), of)?;
                 Ok(None)
@@ -502,7 +504,7 @@ impl Tx<'_> {
             let name = vnode.ino.to_string();
             match self.name_in(lost, &name, vnode) {
                 Ok(()) => return Ok(format!("/{LOST}/{name}")),
-                Err(fault) if fault.of_database() => return Err(fault),
+                Err(fault) if fault.is_database_failure() => return Err(fault),
                 Err(_) => {}
             }
         }

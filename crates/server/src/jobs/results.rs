@@ -163,13 +163,13 @@ impl Digest {
 
 /// Facts about outputs of labels that are sent in one message, which the database does not have yet.
 #[derive(Debug, Default)]
-pub(super) struct Presumed {
-    objects: HashMap<u64, Presumption>,
+pub(super) struct AssumedOutputs {
+    objects: HashMap<u64, AssumedOutput>,
 }
 
 /// Facts about one output object that are not in the database yet.
 #[derive(Debug)]
-struct Presumption {
+struct AssumedOutput {
     /// First object with the content of the object.
     first: u64,
     /// Size of the object in bytes, if the label that reads the object does not have the correct size.
@@ -183,7 +183,7 @@ struct Presumption {
 pub(super) fn recall(
     db: &Connection,
     label: &Label,
-    presumed: &mut Presumed,
+    presumed: &mut AssumedOutputs,
     up: &dyn Fn(NodeId) -> bool,
 ) -> Result<Option<v1::CachedResult>, Fault> {
     let Operation::Analyse(analysis) = &label.operation else {
@@ -218,7 +218,7 @@ pub(super) fn recall(
     let all = found.outputs.iter().zip(&found.owners);
     let all = all.filter(|(_, owner)| !is_directory(&analysis.outputs[**owner].name));
     for (output, ((_, placed), _)) in files.zip(all) {
-        let presumption = Presumption {
+        let presumption = AssumedOutput {
             first: first(db, placed.object.0)?,
             size: Some(placed.size),
             condition: Some(label.id),

@@ -1,7 +1,7 @@
 //! The gRPC service of jobs, which sends accepted jobs to the driver (next: `server/src/jobs/driver.rs`).
 
 use super::driver::Signals;
-use super::mapper_jobs::{Asks, ProgramMappers};
+use super::mapper_jobs::{ProgramAccess, ProgramMappers};
 use super::output_paths::Links;
 use super::submit::{AwaitedInputs, JobRefusal, Submission, dry_run, submit};
 use super::view::JobFilter;
@@ -231,7 +231,7 @@ impl v1::jobs_server::Jobs for JobService {
         } else {
             None
         };
-        let asks = Asks {
+        let asks = ProgramAccess {
             driver: self.driver.clone(),
             signals: self.signals.clone(),
         };

@@ -12,7 +12,7 @@ use crate::attached;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::files::stream::SourceNodes;
-use crate::lease_recall::{LeaseRecalls, Settled};
+use crate::lease_recall::{LeaseRecalls, OpenState};
 use crate::names::budget::{Budget, BudgetTurn};
 use crate::names::claims::{Claims, JobClaims};
 use crate::names::transaction::Tx;
@@ -47,7 +47,7 @@ const SUBMISSION_ID_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum number of missing inputs that a reply names.
 const AWAITED_SHOWN_MAX: usize = 20;
 /// First id that dry runs use: the database counts ids from 1, and never reaches this id.
-pub(super) const PRETENDED: u64 = 1 << 62;
+pub(super) const FIRST_DRY_RUN_ID: u64 = 1 << 62;
 /// Error message for a mapper that is a program, in requests for which the server runs no program.
 const NOT_ASKED: &str =
     "only a submitted job can run a program as its mapper, not the job of a rule";
@@ -450,9 +450,9 @@ async fn resolved(
     let mut unknown = Vec::new();
     for (path, settled) in writing.values().zip(settled) {
         match settled? {
-            Settled::Open => {}
-            Settled::Ended => ended = true,
-            Settled::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled)),
+            OpenState::Open => {}
+            OpenState::Ended => ended = true,
+            OpenState::Unknown => unknown.push(format!("{path}: {}", Fault::Unsettled)),
         }
     }
     if !unknown.is_empty() {
@@ -557,8 +557,8 @@ impl IssuedIds {
     fn pretended() -> Self {
         Self {
             job: JobId(0),
-            tasks: PRETENDED..u64::MAX,
-            inodes: PRETENDED..u64::MAX,
+            tasks: FIRST_DRY_RUN_ID..u64::MAX,
+            inodes: FIRST_DRY_RUN_ID..u64::MAX,
         }
     }
 }
@@ -871,7 +871,7 @@ impl Outside for OwnerView<'_> {
 /// Returns the layout of a sealed version, with the first node of each part.
 pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
-        fault.put_off("the layout of a file is not known");
+        fault.log_delay("the layout of a file is not known");
         None
     });
     match striped {

@@ -235,7 +235,7 @@ pub(crate) fn stage_in(
     if free.saturating_add(evictable) < needed {
         return Ok(Err(NodeRefusal::Full { node, free, needed }));
     }
-    tx.give_space(node, needed.saturating_sub(free))?;
+    tx.evict_at_least(node, needed.saturating_sub(free))?;
     tx.shared.leaving.set_moving();
     for object in new {
         tx.stage_in(object, node)?;

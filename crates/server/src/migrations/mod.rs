@@ -198,12 +198,12 @@ pub(crate) fn drain(
     )?;
     let sql = "UPDATE migration SET why = ?2 WHERE source = ?1";
     db.execute(sql, params![node, DRAIN])?;
-    not_there(db, node)?;
+    cancel_migrations_to(db, node)?;
     Ok(Ok(()))
 }
 
 /// Cancels all migrations to a node. Objects that have to leave their node get another target; other migrations are deleted.
-fn not_there(db: &Connection, node: u32) -> Result<(), Fault> {
+fn cancel_migrations_to(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE migration SET target = NULL WHERE target = ?1 AND why = ?2";
     db.execute(sql, params![node, DRAIN])?;
     db.execute("DELETE FROM migration WHERE target = ?1", [node])?;
@@ -460,5 +460,5 @@ fn forget(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Result<
     ] {
         db.execute(sql, [node])?;
     }
-    not_there(db, node)
+    cancel_migrations_to(db, node)
 }

@@ -308,7 +308,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
             Err(fault) => Err(fault),
         };
         if let Err(fault) = swept {
-            fault.put_off("expired reservations of space are kept for now");
+            fault.log_delay("expired reservations of space are kept for now");
         }
     }
 }

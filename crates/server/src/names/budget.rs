@@ -1,7 +1,7 @@
 //! Limits on the work of one request, and limits on the simultaneous database accesses of users.
 //!
 //! An ordinary user may make any request within the user's rights. A [`Budget`] ends a request that looks up or answers too much;
-//! operations before the limit keep their results. [`Shares`] prevent one user's requests from occupying all connections.
+//! operations before the limit keep their results. [`AccessLimits`] prevent one user's requests from occupying all connections.
 
 use super::fault::Fault;
 use super::vnode::Caller;
@@ -104,7 +104,7 @@ impl Budget {
 
 /// Limits on the number of ordinary users' simultaneous accesses: one limit for all users together, and one limit for each user.
 #[derive(Debug)]
-pub(crate) struct Shares {
+pub(crate) struct AccessLimits {
     all_max: usize,
     each_max: usize,
     taken: Mutex<TurnCounts>,
@@ -123,11 +123,11 @@ struct TurnCounts {
 /// Permission for one access, which ends when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct BudgetTurn {
-    shares: Arc<Shares>,
+    shares: Arc<AccessLimits>,
     uid: u32,
 }
 
-impl Shares {
+impl AccessLimits {
     pub(crate) fn new(all_max: usize, each_max: usize) -> Arc<Self> {
         Arc::new(Self {
             all_max,
@@ -425,7 +425,7 @@ mod tests {
 
     #[tokio::test]
     async fn simultaneous_accesses_of_one_user_are_bounded() {
-        let shares = Shares::new(3, 2);
+        let shares = AccessLimits::new(3, 2);
         let first = shares.take(&user(7)).await;
         let second = shares.take_blocking(&user(7));
         assert!(shares.try_take(&mut shares.taken.lock(), 7).is_none());

@@ -177,7 +177,7 @@ impl Tx<'_> {
     }
 
     /// Evicts the oldest staged-out objects of a node, in total at least `bytes` bytes if there are enough.
-    pub(crate) fn give_space(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
+    pub(crate) fn evict_at_least(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
         let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 ORDER BY at, object LIMIT ?3";
         let mut statement = self.db.prepare_cached(sql)?;
         let oldest = statement.query_map(params![node, STAGED, OBJECTS_MAX], |row| {
@@ -503,7 +503,7 @@ mod tests {
     use super::*;
     use crate::names::quota::used;
     use crate::names::{Caller, Names as _, NamesRequest, SqliteNames, ids};
-    use crate::replicas::{self, Losses};
+    use crate::replicas::{self, LostNodes};
     use crate::{clock, corruption, migrations};
     use std::time::Duration;
     use tidemill_core::id::{Inode, NodeId, ObjectId};
@@ -717,7 +717,7 @@ mod tests {
             match way {
                 0 => corruption::found(db, &shared, NodeId(0), &[what], now).map(drop),
                 1 => {
-                    let mut losses = Losses::new(db, Duration::ZERO)?;
+                    let mut losses = LostNodes::new(db, Duration::ZERO)?;
                     let looks = losses.renew(&[0].into(), &[]);
                     looks
                         .into_iter()

@@ -16,7 +16,7 @@ type SessionWatchers = Mutex<BTreeMap<u64, usize>>;
 
 /// Sender of namespace changes to all watchers.
 #[derive(Clone, Debug)]
-pub(crate) struct Teller {
+pub(crate) struct ChangeSender {
     sender: broadcast::Sender<Arc<Changed>>,
     own: Arc<SessionWatchers>,
     files: Arc<Notify>,
@@ -30,7 +30,7 @@ pub struct Changes {
     session: Option<u64>,
 }
 
-impl Teller {
+impl ChangeSender {
     pub(crate) fn new() -> Self {
         Self {
             sender: broadcast::channel(CHANGES_MAX).0,
@@ -128,7 +128,7 @@ mod tests {
 
     #[tokio::test]
     async fn change_stream_skips_changes_of_own_session() {
-        let teller = Teller::new();
+        let teller = ChangeSender::new();
         let mut first = teller.changes();
         first.leave_out(1);
         teller.tell(changed(1, 10));

@@ -4,7 +4,7 @@
 //! If a piece of work fails, SQLite rolls back to the savepoint of that piece, and the other pieces of the commit are unaffected. If the
 //! commit itself fails, no piece of work is stored, each caller receives the reason, and the next commit is attempted normally.
 
-use super::budget::{BudgetTurn, Shares, in_place};
+use super::budget::{AccessLimits, BudgetTurn, in_place};
 use super::fault::Fault;
 use super::reserve::DatabaseReserve;
 use super::schema::{self, OpenError};
@@ -136,8 +136,8 @@ pub(crate) struct Database {
     /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
     /// Limits on the number of simultaneous reads of each user.
-    reads: Arc<Shares>,
-    writes: Arc<Shares>,
+    reads: Arc<AccessLimits>,
+    writes: Arc<AccessLimits>,
     /// Whether all work is done on the caller's thread, with one connection, as in a simulation.
     alone: bool,
 }
@@ -205,8 +205,8 @@ impl Database {
             waiting,
             trouble,
             low,
-            reads: Shares::new(READERS - 1, READERS_EACH),
-            writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
+            reads: AccessLimits::new(READERS - 1, READERS_EACH),
+            writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
             alone: false,
         };
         Ok((database, done))
@@ -241,8 +241,8 @@ impl Database {
             waiting: Arc::default(),
             trouble,
             low: Arc::default(),
-            reads: Shares::new(READERS - 1, READERS_EACH),
-            writes: Shares::new(usize::MAX, WRITES_EACH_MAX),
+            reads: AccessLimits::new(READERS - 1, READERS_EACH),
+            writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
             alone: true,
         };
         Ok((database, done))
@@ -449,7 +449,7 @@ impl Database {
     }
 
     /// Returns the limits on the users' work in the queue of the writer.
-    pub(crate) fn writes(&self) -> &Arc<Shares> {
+    pub(crate) fn writes(&self) -> &Arc<AccessLimits> {
         &self.writes
     }
 
@@ -765,7 +765,7 @@ mod tests {
 
     /// Step of a transaction at which SQLite is made to fail.
     #[derive(Clone, Copy, Debug)]
-    enum Trip {
+    enum FailingStep {
         Begin,
         Statement,
         Commit,
@@ -783,14 +783,14 @@ mod tests {
             change(self.writing.lock().as_mut().unwrap())
         }
 
-        fn trip(&self, trip: Trip) {
+        fn trip(&self, trip: FailingStep) {
             self.with(|writing| {
                 let denied = move |context: AuthContext<'_>| {
                     let denied = match (trip, context.action) {
-                        (Trip::Begin, AuthAction::Transaction { operation }) => {
+                        (FailingStep::Begin, AuthAction::Transaction { operation }) => {
                             operation == TransactionOperation::Begin
                         }
-                        (Trip::Statement, AuthAction::Insert { .. }) => true,
+                        (FailingStep::Statement, AuthAction::Insert { .. }) => true,
                         _ => false,
                     };
                     if denied {
@@ -800,7 +800,7 @@ mod tests {
                     }
                 };
                 writing.connection.authorizer(Some(denied)).unwrap();
-                if matches!(trip, Trip::Commit) {
+                if matches!(trip, FailingStep::Commit) {
                     writing.connection.commit_hook(Some(|| true)).unwrap();
                 }
             });
@@ -857,17 +857,21 @@ mod tests {
     #[test]
     fn failed_commit_reports_cause_and_next_commit_succeeds() {
         let (_directory, database) = open();
-        for (round, trip) in (0..).zip([Trip::Begin, Trip::Statement, Trip::Commit]) {
+        for (round, trip) in (0..).zip([
+            FailingStep::Begin,
+            FailingStep::Statement,
+            FailingStep::Commit,
+        ]) {
             database.trip(trip);
             let here = database.write_here(true, insert(10 * round)).unwrap_err();
             let queued = database.write_blocking(insert(10 * round + 1)).unwrap_err();
             for fault in [here, queued] {
-                assert!(fault.of_database(), "{trip:?}: {fault:?}");
+                assert!(fault.is_database_failure(), "{trip:?}: {fault:?}");
                 assert!(!matches!(fault, Fault::Closed), "{trip:?}: {fault:?}");
             }
             assert_eq!(
                 database.trouble().is_some(),
-                !matches!(trip, Trip::Statement)
+                !matches!(trip, FailingStep::Statement)
             );
             database.repair();
             database.write_blocking(insert(10 * round + 2)).unwrap();

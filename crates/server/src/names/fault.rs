@@ -241,7 +241,7 @@ impl Fault {
 
     /// Returns whether the database failed. The same request may succeed when the database works again.
     #[must_use]
-    pub fn of_database(&self) -> bool {
+    pub fn is_database_failure(&self) -> bool {
         matches!(
             self,
             Self::Database(_) | Self::NotKept(_) | Self::Unsynced(_) | Self::Closed
@@ -249,8 +249,8 @@ impl Fault {
     }
 
     /// Logs that this fault delays `what`. While the database commits no changes, nothing is logged, since the writer has logged the cause.
-    pub(crate) fn put_off(&self, what: &'static str) {
-        if self.of_database() || self.is_full() {
+    pub(crate) fn log_delay(&self, what: &'static str) {
+        if self.is_database_failure() || self.is_full() {
             tracing::debug!(fault = %self, "{what}");
         } else {
             tracing::warn!(fault = %self, "{what}");

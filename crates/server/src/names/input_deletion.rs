@@ -126,7 +126,7 @@ fn drop_file(
     let mut tx = Tx::new(db, shared, owner, 0, now);
     let vnode = match tx.resolve(one.path.as_bytes(), false) {
         Ok(vnode) => vnode,
-        Err(fault) if fault.of_database() => return Err(fault),
+        Err(fault) if fault.is_database_failure() => return Err(fault),
         Err(_) => return Ok(Vec::new()),
     };
     let (directory, name) = one.path.rsplit_once('/').unwrap_or(("", &one.path));
@@ -154,7 +154,7 @@ fn drop_file(
             db.prepare_cached(sql)?.execute(row)?;
             Ok(tx.changes)
         }
-        Err(fault) if fault.of_database() => Err(fault),
+        Err(fault) if fault.is_database_failure() => Err(fault),
         Err(fault) => {
             let why = format!("the file stays: {fault}");
             db.prepare_cached("UPDATE rule_run SET error = ?2 WHERE rule_run = ?1")?

@@ -365,7 +365,7 @@ impl Tx<'_> {
             news |= self.record(&mut member, publication)?;
         }
         if news {
-            self.condense(member.version)?;
+            self.merge_if_too_many(member.version)?;
             self.changes.push(Change::Vnode(op.ino));
         }
         let vnode = InodeRecord::get(self.db, op.ino)?;
@@ -417,7 +417,7 @@ impl Tx<'_> {
     }
 
     /// Merges the publications of a version if their number exceeds the limit.
-    fn condense(&self, version: u64) -> Result<(), Fault> {
+    fn merge_if_too_many(&self, version: u64) -> Result<(), Fault> {
         let now = self.published_of(version)?;
         if now.publications <= PUBLICATIONS_MAX && now.together + now.apart <= PUBLISHED_MAX {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The namespace in one SQLite file. This module notifies watchers of committed changes (next: `server/src/names/changes.rs`).
 
 use super::apply::only_reads;
-use super::changes::{Changes, Teller};
+use super::changes::{ChangeSender, Changes};
 use super::commit::{Committed, Database};
 use super::fault::Fault;
 use super::ids;
@@ -26,7 +26,7 @@ use tidemill_wire::v1;
 pub struct SqliteNames {
     database: Arc<Database>,
     shared: Arc<NamesShared>,
-    teller: Teller,
+    teller: ChangeSender,
 }
 
 impl SqliteNames {
@@ -106,7 +106,7 @@ impl SqliteNames {
         Ok(Self {
             database: Arc::new(database),
             shared: Arc::new(shared),
-            teller: Teller::new(),
+            teller: ChangeSender::new(),
         })
     }
 
@@ -118,7 +118,7 @@ impl SqliteNames {
         &self.shared
     }
 
-    pub(crate) fn teller(&self) -> &Teller {
+    pub(crate) fn teller(&self) -> &ChangeSender {
         &self.teller
     }
 

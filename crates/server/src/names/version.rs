@@ -329,7 +329,7 @@ impl Tx<'_> {
             return Err(Fault::Malformed("a new version needs a reserved object id"));
         }
         if vnode.writing == op.object {
-            self.heard_of_writer(op)?;
+            self.repeat_new_version(op)?;
             return self.opened_for_writing(&vnode, op.object);
         }
         if let Some(member) = self.member(op.object)? {
@@ -379,7 +379,7 @@ impl Tx<'_> {
     }
 
     /// Handles a repeated request to write: the first answer was lost, or a client without a session reports that it is still alive.
-    fn heard_of_writer(&self, op: &v1::NewVersion) -> Result<(), Fault> {
+    fn repeat_new_version(&self, op: &v1::NewVersion) -> Result<(), Fault> {
         self.written(op.ino, op.object)?;
         if self.session == 0 {
             self.db

@@ -1,6 +1,6 @@
 //! A node's stored data about its objects and tasks, read from the node's database (`docs/formats-node.md`). This module only reads.
 
-use super::{NodeProblem, RebuildError};
+use super::{NodeProblem, RecoverError};
 use crate::rules::noted;
 use prost::Message as _;
 use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
@@ -32,7 +32,7 @@ pub(super) struct RecoveredNode {
     pub(super) cluster: Vec<u8>,
     pub(super) key: Vec<u8>,
     pub(super) objects: Vec<KeptObject>,
-    pub(super) tasks: Vec<KeptTask>,
+    pub(super) tasks: Vec<NodeTask>,
     /// The server's notes about inodes that the node has stored.
     pub(super) notes: Vec<NameNote>,
     /// The server's notes about rules that the node has stored.
@@ -65,7 +65,7 @@ pub(super) struct KeptObject {
 
 /// A task that ended on the node.
 #[derive(Clone, Debug)]
-pub(super) struct KeptTask {
+pub(super) struct NodeTask {
     pub(super) task: u64,
     pub(super) node: u32,
     pub(super) done: bool,
@@ -104,7 +104,7 @@ impl KeptObject {
     }
 }
 
-impl KeptTask {
+impl NodeTask {
     pub(super) fn number(&self, number: u32) -> u64 {
         self.attributes.number(number).unwrap_or(0)
     }
@@ -132,8 +132,8 @@ impl KeptTask {
 }
 
 /// Reads the data of a node from the node's directory, or from a copy of its `node.db`.
-pub(super) fn read(path: &Path) -> Result<RecoveredNode, RebuildError> {
-    let at = |problem| RebuildError::Node {
+pub(super) fn read(path: &Path) -> Result<RecoveredNode, RecoverError> {
+    let at = |problem| RecoverError::Node {
         path: path.to_owned(),
         problem,
     };
@@ -269,7 +269,7 @@ fn rows(db: &Connection, path: &Path) -> Result<RecoveredNode, NodeProblem> {
         TASK => {
             let task = id & !tag::MASK;
             let collection = |tag: u64| members.get(&(tag | task)).cloned().unwrap_or_default();
-            kept.tasks.push(KeptTask {
+            kept.tasks.push(NodeTask {
                 task,
                 node,
                 done: sealed.get(&id).is_some_and(|(_, state)| *state == 1),
@@ -385,7 +385,7 @@ fn object(id: u64, node: u32, attributes: &PageValues) -> KeptObject {
 
 /// Gives each object the inode in the server's last note about the object. An object without a note keeps the inode of the capability that
 /// the server signed before the object was written.
-pub(super) fn believe(all: &mut [RecoveredNode]) {
+pub(super) fn assign_inodes_from_notes(all: &mut [RecoveredNode]) {
     let notes = all.iter().flat_map(|kept| &kept.notes);
     let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
     for note in notes {
@@ -416,9 +416,9 @@ pub(super) fn believe(all: &mut [RecoveredNode]) {
 }
 
 /// Checks that all nodes belong to one cluster, and that each was given once.
-pub(super) fn check(all: &[RecoveredNode]) -> Result<(), RebuildError> {
+pub(super) fn check(all: &[RecoveredNode]) -> Result<(), RecoverError> {
     let Some(first) = all.first() else {
-        return Err(RebuildError::NoNodes);
+        return Err(RecoverError::NoNodes);
     };
     let mut seen = BTreeSet::new();
     for kept in all {
@@ -429,7 +429,7 @@ pub(super) fn check(all: &[RecoveredNode]) -> Result<(), RebuildError> {
         } else {
             continue;
         };
-        return Err(RebuildError::Node {
+        return Err(RecoverError::Node {
             path: kept.path.clone(),
             problem,
         });

@@ -17,7 +17,7 @@ use crate::names::{Fault, OpenError, schema};
 use crate::rules::noted;
 use crate::serve;
 use files::RecoveredFiles;
-use kept::{KeptTask, RecoveredNode};
+use kept::{NodeTask, RecoveredNode};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -72,7 +72,7 @@ pub struct LostFoundEntry {
 
 /// Reason why a database could not be recovered. Nothing was changed in that case.
 #[derive(Debug, thiserror::Error)]
-pub enum RebuildError {
+pub enum RecoverError {
     /// The server's directory already contains a database.
     #[error("{0} exists; move it elsewhere first if it is corrupt or belongs to another cluster")]
     Exists(PathBuf),
@@ -137,7 +137,7 @@ pub enum NodeProblem {
     Sqlite(#[from] rusqlite::Error),
 }
 
-impl From<rusqlite::Error> for RebuildError {
+impl From<rusqlite::Error> for RecoverError {
     fn from(error: rusqlite::Error) -> Self {
         Self::Write(error.into())
     }
@@ -154,7 +154,7 @@ pub fn rebuild(
     dir: &Path,
     nodes: &[PathBuf],
     root_owner: (u32, u32),
-) -> Result<Rebuilt, RebuildError> {
+) -> Result<Rebuilt, RecoverError> {
     let database = dir.join("server.db");
     let all = nodes.iter().map(|path| kept::read(path));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
@@ -162,10 +162,10 @@ pub fn rebuild(
     let removed = all.extract_if(.., |kept| kept.removed);
     let removed: Vec<u32> = removed.map(|kept| kept.node).collect();
     if all.is_empty() {
-        return Err(RebuildError::NoNodes);
+        return Err(RecoverError::NoNodes);
     }
-    kept::believe(&mut all);
-    let file = |path: &Path, source| RebuildError::File {
+    kept::assign_inodes_from_notes(&mut all);
+    let file = |path: &Path, source| RecoverError::File {
         path: path.to_owned(),
         source,
     };
@@ -173,7 +173,7 @@ pub fn rebuild(
     let _lock = serve::lock(dir)?;
     // A server that started without its database creates an empty file before it fails.
     if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
-        return Err(RebuildError::Exists(database));
+        return Err(RecoverError::Exists(database));
     }
     let fresh = beside(&database, ".rebuilt");
     let _ = std::fs::remove_file(&fresh);
@@ -201,7 +201,7 @@ fn write(
     path: &Path,
     (all, removed): (&[RecoveredNode], &[u32]),
     root_owner: (u32, u32),
-) -> Result<Rebuilt, RebuildError> {
+) -> Result<Rebuilt, RecoverError> {
     let mut db = schema::open_writer(path)?;
     let transaction = db.transaction()?;
     let mut rebuilt = fill(&transaction, all, root_owner)?;
@@ -221,7 +221,7 @@ fn fill(
     db: &Connection,
     all: &[RecoveredNode],
     root_owner: (u32, u32),
-) -> Result<Rebuilt, RebuildError> {
+) -> Result<Rebuilt, RecoverError> {
     let first = &all[0];
     let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
     db.execute(sql, params![first.key, first.cluster])?;
@@ -233,7 +233,7 @@ fn fill(
     let notes = all.iter().flat_map(|kept| &kept.rules);
     (rebuilt.rules, rebuilt.rules_left) = noted::bring_back(db, notes)?;
     rebuilt.nodes = all.iter().map(|kept| kept.node).collect();
-    let mut tasks: BTreeMap<u64, &KeptTask> = BTreeMap::new();
+    let mut tasks: BTreeMap<u64, &NodeTask> = BTreeMap::new();
     for task in all.iter().flat_map(|kept| &kept.tasks) {
         let known = tasks.entry(task.task).or_insert(task);
         let better = (task.done, task.number(page::END)) > (known.done, known.number(page::END));
@@ -284,8 +284,8 @@ pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
 }
 
 /// Inserts the jobs whose ended tasks are known, and those tasks with their inputs and outputs.
-fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fault> {
-    let mut jobs: BTreeMap<u64, Vec<&KeptTask>> = BTreeMap::new();
+fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &NodeTask>) -> Result<(), Fault> {
+    let mut jobs: BTreeMap<u64, Vec<&NodeTask>> = BTreeMap::new();
     for task in tasks.values() {
         jobs.entry(task.job()).or_default().push(task);
     }
@@ -311,7 +311,7 @@ fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &KeptTask>) -> Result<(), Fau
     Ok(())
 }
 
-fn put_task(db: &Connection, task: &KeptTask, changed: i64) -> Result<(), Fault> {
+fn put_task(db: &Connection, task: &NodeTask, changed: i64) -> Result<(), Fault> {
     let spec = StoredTask::ended(task.text(page::NAME), task.text(page::KERNEL), task.args());
     let id = task.task.cast_signed();
     let number = |number: u32| task.number(number).cast_signed();
@@ -386,7 +386,7 @@ fn notes(kept: &RecoveredNode, of: fn(&NameNote) -> u64) -> u64 {
 fn raise_counters(
     db: &Connection,
     all: &[RecoveredNode],
-    tasks: &BTreeMap<u64, &KeptTask>,
+    tasks: &BTreeMap<u64, &NodeTask>,
     inode: u64,
 ) -> Result<(), Fault> {
     let largest = |of: fn(&RecoveredNode) -> u64| all.iter().map(of).max().unwrap_or(0);

@@ -62,7 +62,7 @@ pub(super) fn end_open(db: &Connection, rule: u64) -> Result<Option<u64>, Fault>
 
 impl Tx<'_> {
     /// Adds a version that was queued for a hook to the hook's open batch.
-    pub(super) fn joins_batch(&self, kept: &StoredRule, object: u64) -> Result<(), Fault> {
+    pub(super) fn add_to_batch(&self, kept: &StoredRule, object: u64) -> Result<(), Fault> {
         let Some(ends) = ends(kept) else {
             return Ok(());
         };
@@ -304,7 +304,7 @@ fn reduced(db: &Connection, now: i64) -> Result<(), Fault> {
 }
 
 /// Adds failed rule runs without a batch to the open batch before a retry: all rule runs, or the rule runs of one path.
-pub(super) fn take_in(
+pub(super) fn add_failed_runs(
     db: &Connection,
     shared: &NamesShared,
     (rule, path): (u64, &str),
@@ -326,7 +326,7 @@ pub(super) fn take_in(
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, now);
     for object in rows.collect::<Result<Vec<_>, _>>()? {
-        tx.joins_batch(kept, object)?;
+        tx.add_to_batch(kept, object)?;
     }
     Ok(())
 }

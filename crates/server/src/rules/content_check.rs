@@ -2,7 +2,7 @@
 
 use super::driver::{RuleRunner, without};
 use super::run_outcome::end;
-use super::selection::{RuleRun, TaskFirings};
+use super::selection::{RuleRun, TaskRuns};
 use super::{MatchState, StoredRule, store::one};
 use crate::clock;
 use crate::files::{SourceNodes, VersionStream};
@@ -24,8 +24,8 @@ impl RuleRunner {
     pub(super) async fn that_fit(
         &self,
         kept: &StoredRule,
-        tasks: Vec<TaskFirings>,
-    ) -> Result<Vec<TaskFirings>, Fault> {
+        tasks: Vec<TaskRuns>,
+    ) -> Result<Vec<TaskRuns>, Fault> {
         let Some(nodes) = &self.nodes else {
             return Ok(tasks);
         };

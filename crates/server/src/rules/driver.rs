@@ -3,7 +3,7 @@
 
 use super::deferred::Deferred;
 use super::run_outcome::{ABANDONED, end, in_vain, set_free, settle};
-use super::selection::{PickedJob, RuleRun, RuleStep, RuleTurns, TaskFirings};
+use super::selection::{DriverStep, PickedJob, RuleRun, SelectionState, TaskRuns};
 use super::store::{self, one};
 use super::{MatchState, StoredRule, batches, markers, walk};
 use crate::access::aside;
@@ -51,13 +51,13 @@ pub(crate) struct RuleRunner {
 
 /// Creates jobs for rule runs as long as the server runs.
 async fn run(rule_runner: RuleRunner) {
-    let turns = Arc::new(Mutex::new(RuleTurns::default()));
+    let turns = Arc::new(Mutex::new(SelectionState::default()));
     let mut busy = BTreeSet::new();
     let mut running: JoinSet<(u64, bool)> = JoinSet::new();
     // Rules that could not run, and the times of their next tries.
     let mut held: BTreeMap<u64, tokio::time::Instant> = BTreeMap::new();
     if let Err(fault) = rule_runner.forget().await {
-        fault.put_off("rows of removed rules are kept for now");
+        fault.log_delay("rows of removed rules are kept for now");
     }
     loop {
         let now = tokio::time::Instant::now();
@@ -94,7 +94,7 @@ async fn run(rule_runner: RuleRunner) {
             }
             Err(Fault::Closed) => return,
             Err(fault) => {
-                fault.put_off("rules wait");
+                fault.log_delay("rules wait");
                 until = Some(now + AGAIN);
             }
         }
@@ -156,7 +156,7 @@ impl RuleRunner {
     /// the driver.
     async fn next(
         &self,
-        turns: &Arc<Mutex<RuleTurns>>,
+        turns: &Arc<Mutex<SelectionState>>,
         skipped: BTreeSet<u64>,
     ) -> Result<RuleAction, Fault> {
         let (shared, turns) = (self.names.shared().clone(), turns.clone());
@@ -191,10 +191,10 @@ impl RuleRunner {
             turns.keep(&rules);
             let held = Deferred::read(db, &shared)?;
             let found = match turns.next(db, &rules, &skipped, (&held, now))? {
-                RuleStep::Trigger(picked) => RuleAction::Trigger(picked),
-                RuleStep::Wait(_) if more => RuleAction::More,
-                RuleStep::Wait(at) if at.is_some() && held.any() => RuleAction::Deferred(at),
-                RuleStep::Wait(at) => RuleAction::Wait(at),
+                DriverStep::Trigger(picked) => RuleAction::Trigger(picked),
+                DriverStep::Wait(_) if more => RuleAction::More,
+                DriverStep::Wait(at) if at.is_some() && held.any() => RuleAction::Deferred(at),
+                DriverStep::Wait(at) => RuleAction::Wait(at),
             };
             Ok((found, in_vain, changes))
         };
@@ -237,7 +237,7 @@ impl RuleRunner {
                 Ok(JobAttempt::Left(left)) => todo.push(left),
                 Ok(JobAttempt::Later) if tasks.len() == 1 => all_done = false,
                 Ok(JobAttempt::Refused(reason)) if tasks.len() == 1 => {
-                    let count = |tasks: &[TaskFirings]| tasks.iter().flatten().count();
+                    let count = |tasks: &[TaskRuns]| tasks.iter().flatten().count();
                     match self.there(&tasks).await {
                         // The job was refused because of a file that was deleted in the meantime. Such a rule run has not failed.
                         Ok(there) if count(&there) < count(&tasks) => todo.push(there),
@@ -287,7 +287,7 @@ impl RuleRunner {
     }
 
     /// Records the rule runs whose files no longer exist as deleted, and returns the other rule runs.
-    async fn there(&self, tasks: &[TaskFirings]) -> Result<Vec<TaskFirings>, Fault> {
+    async fn there(&self, tasks: &[TaskRuns]) -> Result<Vec<TaskRuns>, Fault> {
         let deleted = self.names.database().read(|db| {
             let mut deleted = BTreeMap::new();
             for rule_run in tasks.iter().flatten() {
@@ -318,7 +318,7 @@ impl RuleRunner {
         &self,
         kept: &StoredRule,
         caller: &Caller,
-        tasks: &[TaskFirings],
+        tasks: &[TaskRuns],
     ) -> Result<JobAttempt, Fault> {
         let tasks = self.there(tasks).await?;
         let tasks = match kept.rule.conditions.look_inside() {
@@ -389,13 +389,10 @@ impl RuleRunner {
 }
 
 /// Returns tasks without the files that a condition selects.
-pub(super) fn without(
-    tasks: &[TaskFirings],
-    deleted: impl Fn(&RuleRun) -> bool,
-) -> Vec<TaskFirings> {
-    let here = |task: &TaskFirings| {
+pub(super) fn without(tasks: &[TaskRuns], deleted: impl Fn(&RuleRun) -> bool) -> Vec<TaskRuns> {
+    let here = |task: &TaskRuns| {
         let here = task.iter().filter(|one| !deleted(one));
-        here.cloned().collect::<TaskFirings>()
+        here.cloned().collect::<TaskRuns>()
     };
     let tasks = tasks.iter().map(here);
     tasks.filter(|task| !task.is_empty()).collect()
@@ -415,7 +412,7 @@ fn user(uid: u32) -> Caller {
 enum JobAttempt {
     Done,
     /// The job was created, and these tasks need another job.
-    Left(Vec<TaskFirings>),
+    Left(Vec<TaskRuns>),
     /// The job was not created now because another job writes the same outputs.
     Later,
     Refused(String),
@@ -457,14 +454,14 @@ struct NewJob {
     names: Vec<String>,
     script: String,
     given: PinnedVersions,
-    tasks: Vec<TaskFirings>,
+    tasks: Vec<TaskRuns>,
     /// Tasks that do not fit into the job, or that write the same outputs as other tasks of the job.
-    left: Vec<TaskFirings>,
+    left: Vec<TaskRuns>,
 }
 
-fn planned(kept: &StoredRule, picked: Vec<TaskFirings>) -> Result<NewJob, FillError> {
+fn planned(kept: &StoredRule, picked: Vec<TaskRuns>) -> Result<NewJob, FillError> {
     let (mut outputs, mut paths_seen) = (BTreeSet::new(), BTreeSet::new());
-    let (mut tasks, mut left): (Vec<TaskFirings>, Vec<TaskFirings>) = (Vec::new(), Vec::new());
+    let (mut tasks, mut left): (Vec<TaskRuns>, Vec<TaskRuns>) = (Vec::new(), Vec::new());
     let mut bytes = 0;
     for task in picked {
         let Some(first) = task.first() else { continue };
@@ -511,7 +508,7 @@ fn planned(kept: &StoredRule, picked: Vec<TaskFirings>) -> Result<NewJob, FillEr
 fn begun(
     db: &Connection,
     (rule, revision): (u64, u64),
-    (tasks, names): (&[TaskFirings], &[String]),
+    (tasks, names): (&[TaskRuns], &[String]),
     accepted: &SubmittedJob,
 ) -> Result<(), Fault> {
     let job = accepted.spec.job.0.cast_signed();

@@ -83,7 +83,7 @@ pub(super) async fn run(rule_runner: RuleRunner) {
             }
             Err(Fault::Closed) => return,
             Err(fault) => {
-                fault.put_off("markers of hooks wait");
+                fault.log_delay("markers of hooks wait");
                 tokio::time::sleep(PAUSE).await;
                 continue;
             }

@@ -188,7 +188,7 @@ impl Tx<'_> {
         let tx = Tx::new(self.db, self.shared, &kept.owner, 0, self.now);
         match tx.reach(vnode.ino) {
             Ok(_) => Ok(kept.owner.may(vnode, READ)),
-            Err(fault) if fault.of_database() => Err(fault),
+            Err(fault) if fault.is_database_failure() => Err(fault),
             Err(_) => Ok(false),
         }
     }
@@ -238,7 +238,7 @@ impl Tx<'_> {
             error
         ])?;
         if queued == 1 {
-            self.joins_batch(kept, vnode.object)?;
+            self.add_to_batch(kept, vnode.object)?;
         }
         if queued == 0 {
             self.may_go_by_now(vnode.object)?;

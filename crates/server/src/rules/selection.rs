@@ -39,7 +39,7 @@ pub(super) struct RuleRun {
 }
 
 /// Files that one task processes.
-pub(super) type TaskFirings = Vec<RuleRun>;
+pub(super) type TaskRuns = Vec<RuleRun>;
 
 /// Contents of the next job of a rule.
 #[derive(Clone, Debug)]
@@ -47,12 +47,12 @@ pub(super) struct PickedJob {
     pub(super) kept: Arc<StoredRule>,
     /// User with whose rights the job runs.
     pub(super) uid: u32,
-    pub(super) tasks: Vec<TaskFirings>,
+    pub(super) tasks: Vec<TaskRuns>,
 }
 
 /// State of the fair selection: when each rule and each user was last selected.
 #[derive(Debug, Default)]
-pub(super) struct RuleTurns {
+pub(super) struct SelectionState {
     /// Number of the last selection of each rule.
     last: BTreeMap<u64, u64>,
     /// Number of the last selection of each owner of rules.
@@ -64,13 +64,13 @@ pub(super) struct RuleTurns {
 
 /// Next step of the driver.
 #[derive(Debug)]
-pub(super) enum RuleStep {
+pub(super) enum DriverStep {
     Trigger(PickedJob),
     /// No rule run is due before this time, in nanoseconds since the Unix epoch; `None`: the driver waits for an event.
     Wait(Option<i64>),
 }
 
-impl RuleTurns {
+impl SelectionState {
     /// Returns the next job to start, of a rule that is not in `busy`.
     pub(super) fn next(
         &mut self,
@@ -78,7 +78,7 @@ impl RuleTurns {
         rules: &[Arc<StoredRule>],
         busy: &BTreeSet<u64>,
         (held, now): (&Deferred, i64),
-    ) -> Result<RuleStep, Fault> {
+    ) -> Result<DriverStep, Fault> {
         let open = open_jobs(db)?;
         let mut wait = None;
         let mut order: Vec<&Arc<StoredRule>> = rules.iter().filter(|kept| !kept.paused).collect();
@@ -99,12 +99,12 @@ impl RuleTurns {
                     self.last_of.insert(kept.owner.uid, self.turn);
                     self.uids.insert(kept.id, uid);
                     let kept = Arc::clone(kept);
-                    return Ok(RuleStep::Trigger(PickedJob { kept, uid, tasks }));
+                    return Ok(DriverStep::Trigger(PickedJob { kept, uid, tasks }));
                 }
                 Err(at) => wait = [wait, at].into_iter().flatten().min(),
             }
         }
-        Ok(RuleStep::Wait(wait))
+        Ok(DriverStep::Wait(wait))
     }
 
     /// Removes the state of rules that no longer exist.
@@ -166,7 +166,7 @@ fn of_rule(
     mut after: Option<u32>,
     open: &OpenJobs,
     (held, now): (&Deferred, i64),
-) -> Result<DueWork<(u32, Vec<TaskFirings>)>, Fault> {
+) -> Result<DueWork<(u32, Vec<TaskRuns>)>, Fault> {
     let mut wait: Option<i64> = None;
     let mut first = None;
     for _ in 0..LANES_MAX {
@@ -212,7 +212,7 @@ fn of_lane(
     uid: u32,
     (jobs, queued): (u32, i64),
     (held, now): (&Deferred, i64),
-) -> Result<DueWork<Vec<TaskFirings>>, Fault> {
+) -> Result<DueWork<Vec<TaskRuns>>, Fault> {
     let batch = kept.rule.batch;
     let each = batch.map_or(1, |batch| batch.files as usize);
     // An abandoned file ends a job, so the job has only one file.

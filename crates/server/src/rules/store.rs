@@ -264,7 +264,7 @@ pub(super) fn retry(
     (rule, path): (u64, &str),
     now: i64,
 ) -> Result<u64, Fault> {
-    batches::take_in(db, shared, (rule, path), now)?;
+    batches::add_failed_runs(db, shared, (rule, path), now)?;
     // Of several failed versions of a path the first is queued, and the others follow it.
     let sql = "UPDATE rule_run SET state = ?4, error = '', job = 0, task = 0, ended = 0, depth = 0, queued = ?5 \
                WHERE rule = ?1 AND state IN (?6, ?7) AND (?2 = '' OR path = ?3)";

@@ -34,7 +34,7 @@ pub(super) fn begin(
     let tx = Tx::new(db, shared, &root, 0, now);
     match tx.resolve(directory.as_bytes(), true) {
         Ok(vnode) if vnode.is_dir() => tx.walk_below(rule, vnode.ino),
-        Err(fault) if fault.of_database() => Err(fault),
+        Err(fault) if fault.is_database_failure() => Err(fault),
         _ => Ok(()),
     }
 }

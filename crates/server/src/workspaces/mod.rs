@@ -4,7 +4,7 @@ mod waits;
 
 use crate::access::Access;
 use crate::clock;
-use crate::names::budget::Shares;
+use crate::names::budget::AccessLimits;
 use crate::names::transaction::Tx;
 use crate::names::workspaces::{PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult};
 use crate::names::{Caller, Changed, Fault, SqliteNames};
@@ -15,7 +15,7 @@ use std::time::Duration;
 use tidemill_wire::v1;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use waits::{AwaitedEvent, WorkspaceWaits};
+use waits::{AwaitedEvent, FileWaiters};
 
 /// Interval at which the server checks for workspaces that have to end.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -34,8 +34,8 @@ const WAITING_EACH_MAX: usize = 1024;
 pub(crate) struct WorkspaceService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
-    waits: Arc<WorkspaceWaits>,
-    space: Arc<Shares>,
+    waits: Arc<FileWaiters>,
+    space: Arc<AccessLimits>,
 }
 
 impl From<WorkspaceRefusal> for Status {
@@ -59,7 +59,7 @@ impl WorkspaceService {
             names: names.clone(),
             access: access.clone(),
             waits: Arc::default(),
-            space: Shares::new(WAITING_MAX, WAITING_EACH_MAX),
+            space: AccessLimits::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
 
@@ -248,7 +248,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     let mut last = None;
     loop {
         if let Err(fault) = once(&names, &mut last).await {
-            fault.put_off("ended workspaces are kept for now");
+            fault.log_delay("ended workspaces are kept for now");
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -539,7 +539,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("server.db");
         let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
-        let waits = Arc::new(WorkspaceWaits::default());
+        let waits = Arc::new(FileWaiters::default());
         let waiter = waits.enter(&names);
         let [name, other, sealed] = [
             AwaitedEvent::of(b"/workspaces/r/f", &PathObject::Nothing),

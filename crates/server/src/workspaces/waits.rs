@@ -40,7 +40,7 @@ impl AwaitedEvent {
 
 /// All waiters for files.
 #[derive(Debug, Default)]
-pub(super) struct WorkspaceWaits(Mutex<WaiterIndex>);
+pub(super) struct FileWaiters(Mutex<WaiterIndex>);
 
 #[derive(Debug, Default)]
 struct WaiterIndex {
@@ -53,12 +53,12 @@ struct WaiterIndex {
 /// A registered waiter for a file; dropping this value removes the waiter.
 #[derive(Debug)]
 pub(super) struct WorkspaceWaiter {
-    waits: Arc<WorkspaceWaits>,
+    waits: Arc<FileWaiters>,
     /// Notification of moved names. The waiter stores it, since names are seldom moved.
     pub(super) moved: Arc<Notify>,
 }
 
-impl WorkspaceWaits {
+impl FileWaiters {
     /// Adds a waiter. From now on the task receives namespace changes.
     pub(super) fn enter(self: &Arc<Self>, names: &SqliteNames) -> WorkspaceWaiter {
         let mut waiting = self.0.lock();
@@ -135,7 +135,7 @@ impl Drop for WorkspaceWaiter {
     }
 }
 
-async fn listen(mut changes: Changes, waits: Arc<WorkspaceWaits>) {
+async fn listen(mut changes: Changes, waits: Arc<FileWaiters>) {
     loop {
         match changes.next().await {
             Ok(changed) => waits.on_changed(&changed),

@@ -506,7 +506,7 @@ impl SimulatedMount {
                 return None;
             }
             if let Some(ended) = ended.filter(|_| seen.version() != 0) {
-                ended.log.borrow_mut().all_heard();
+                ended.log.borrow_mut().acknowledge_all();
             }
             let (extents, sealed) = {
                 let visible = seen.visible.borrow();

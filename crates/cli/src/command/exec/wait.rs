@@ -11,7 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_core::display;
-use tidemill_mount::preload::{self, HandoverState, NotStored};
+use tidemill_mount::preload::{self, NotStored, UnstoredFiles};
 
 /// Pause between two requests, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(5);
@@ -51,7 +51,7 @@ pub(super) fn run(
 }
 
 /// Reports the files that could not be stored, when no file is on its way any more.
-fn stored(connection: &OwnedFd) -> anyhow::Result<HandoverState> {
+fn stored(connection: &OwnedFd) -> anyhow::Result<UnstoredFiles> {
     let mut pause = PAUSE_MIN;
     let (mut warned, mut again) = (false, true);
     loop {

@@ -133,7 +133,7 @@ impl Backend {
         path: &str,
         size: u64,
         mut pieces: BackendBytes<'_>,
-        over: tidemill_remote::Over,
+        over: tidemill_remote::Overwrite,
     ) -> Result<StoreFile, Unwritten> {
         let mut next = || {
             let piece = pieces();
@@ -194,12 +194,12 @@ impl Far for Backend {
     ) -> BackendFuture<'a, BackendFile> {
         Box::pin(async move {
             let over = match over {
-                _ if self.1.load(Ordering::Relaxed) => tidemill_remote::Over::Anything,
-                BackendOverwrite::Anything => tidemill_remote::Over::Anything,
-                BackendOverwrite::Nothing => tidemill_remote::Over::Nothing,
-                BackendOverwrite::This(placed) => tidemill_remote::Over::This(object(&placed)),
+                _ if self.1.load(Ordering::Relaxed) => tidemill_remote::Overwrite::Anything,
+                BackendOverwrite::Anything => tidemill_remote::Overwrite::Anything,
+                BackendOverwrite::Nothing => tidemill_remote::Overwrite::Nothing,
+                BackendOverwrite::This(placed) => tidemill_remote::Overwrite::This(object(&placed)),
             };
-            let conditional = !matches!(over, tidemill_remote::Over::Anything);
+            let conditional = !matches!(over, tidemill_remote::Overwrite::Anything);
             let written = self.written(path, size, pieces, over).await;
             let written = written.map_err(|unwritten| match unwritten {
                 Unwritten::Far(error) => {

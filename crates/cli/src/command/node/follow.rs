@@ -133,7 +133,7 @@ impl Looker {
         self.known.attach(writes).await?;
         let is_attached = |name: &str| remotes.iter().any(|remote| remote.name == name);
         dues.0.retain(|name, _| is_attached(name));
-        self.known.say_only_of(is_attached);
+        self.known.keep_problems_of(is_attached);
         let changed = self.known.changed();
         for (remote, at) in all() {
             let hit = |path: &String| at.as_ref().is_some_and(|at| at.name(path).is_some());

@@ -1,7 +1,7 @@
 //! Open directories of remotes, which are read one page of names at a time (next: `mount/src/stores.rs`).
 
 use super::RemoteStores;
-use super::vnodes::InodeMeaning;
+use super::vnodes::InodeTarget;
 use crate::error::Error;
 use crate::fs::{Caller, LookupResult};
 use crate::stores::{DirectoryEntry, EntryPages, PathContent};
@@ -15,7 +15,7 @@ const PAGE_ENTRIES: usize = 1000;
 
 #[derive(Debug)]
 pub(super) struct AttachedListing {
-    place: InodeMeaning,
+    place: InodeTarget,
     /// Id of the store that returned the names.
     store: u64,
     source: Option<Box<dyn EntryPages>>,
@@ -26,7 +26,7 @@ pub(super) struct AttachedListing {
 }
 
 impl AttachedListing {
-    fn new(place: InodeMeaning) -> Self {
+    fn new(place: InodeTarget) -> Self {
         Self {
             place,
             store: 0,
@@ -41,7 +41,7 @@ impl AttachedListing {
 /// A range of names of a listing, and their directory.
 #[derive(Debug)]
 pub(crate) struct NameRange {
-    place: InodeMeaning,
+    place: InodeTarget,
     store: u64,
     /// Number of the first name of the range.
     pub(crate) from: u64,
@@ -52,7 +52,7 @@ impl RemoteStores {
     pub(crate) fn opendir(&self, caller: Caller, number: u64) -> Result<u64, Error> {
         Self::check(caller)?;
         let place = self.vnodes.lock().place(number)?;
-        if matches!(place, InodeMeaning::File(_)) {
+        if matches!(place, InodeTarget::File(_)) {
             return Err(Errno::NOTDIR.into());
         }
         let handle = self.number();
@@ -100,7 +100,7 @@ impl RemoteStores {
     }
 
     async fn page(&self, listing: &mut AttachedListing) -> Result<(), Error> {
-        let InodeMeaning::Directory(remote, path) = &listing.place else {
+        let InodeTarget::Directory(remote, path) = &listing.place else {
             let remotes = self.remotes().await?;
             let directory = |name: &String| DirectoryEntry {
                 name: name.clone(),
@@ -130,7 +130,7 @@ impl RemoteStores {
     pub(crate) fn listed(&self, names: &NameRange, entry: &DirectoryEntry) -> Option<LookupResult> {
         let mut vnodes = self.vnodes.lock();
         match &names.place {
-            InodeMeaning::Directory(remote, path) => {
+            InodeTarget::Directory(remote, path) => {
                 vnodes.listed((remote, path), names.store, entry)
             }
             _ => {

@@ -33,7 +33,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tidemill_client::blocks::BlockCache;
 use tidemill_core::id::Inode;
-use vnodes::{InodeMeaning, Vnodes};
+use vnodes::{InodeTarget, Vnodes};
 
 /// Name of the directory of remotes in the root. A directory of the cluster with this name takes precedence.
 pub(crate) const DIRECTORY: &[u8] = b"remotes";
@@ -132,7 +132,7 @@ impl RemoteStores {
         if caller.pid != 0 && matches!(Self::check(caller), Err(error) if error.is(Errno::LOOP)) {
             return Err(Errno::LOOP.into());
         }
-        let mut found = self.vnodes.lock().hold(&InodeMeaning::Top, None);
+        let mut found = self.vnodes.lock().hold(&InodeTarget::Top, None);
         // A directory of the cluster may have the name by now, and access is checked each time.
         found.ttl = Duration::ZERO;
         Ok(found)
@@ -155,14 +155,14 @@ impl RemoteStores {
         }
         let name = std::str::from_utf8(name).map_err(|_| Errno::NOENT)?;
         let (remote, path) = match place {
-            InodeMeaning::Top => {
+            InodeTarget::Top => {
                 let known = self.remotes().await?;
                 known.get(name).ok_or(Errno::NOENT)?;
-                let place = InodeMeaning::Directory(name.to_owned(), String::new());
+                let place = InodeTarget::Directory(name.to_owned(), String::new());
                 return Ok(self.vnodes.lock().hold(&place, None));
             }
-            InodeMeaning::Directory(remote, path) => (remote, join(&path, name)),
-            InodeMeaning::File(_) => return Err(Errno::NOTDIR.into()),
+            InodeTarget::Directory(remote, path) => (remote, join(&path, name)),
+            InodeTarget::File(_) => return Err(Errno::NOTDIR.into()),
         };
         let store = self.store(&remote).await?;
         let seen = self

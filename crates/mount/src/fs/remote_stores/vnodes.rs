@@ -30,7 +30,7 @@ pub(super) struct StoreVersion {
 
 /// File or directory that an inode stands for.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub(super) enum InodeMeaning {
+pub(super) enum InodeTarget {
     /// The inode is the directory of all remotes.
     Top,
     /// The inode is a directory: name of the remote, and path of the directory in the remote's store.
@@ -41,7 +41,7 @@ pub(super) enum InodeMeaning {
 
 #[derive(Debug)]
 struct StoreInode {
-    place: InodeMeaning,
+    place: InodeTarget,
     content: Option<Content>,
     lookups: u64,
 }
@@ -49,7 +49,7 @@ struct StoreInode {
 #[derive(Debug, Default)]
 pub(super) struct Vnodes {
     all: HashMap<u64, StoreInode>,
-    numbers: HashMap<InodeMeaning, u64>,
+    numbers: HashMap<InodeTarget, u64>,
     last: u64,
 }
 
@@ -58,7 +58,7 @@ impl Vnodes {
         self.all.get(&number).ok_or_else(|| Errno::STALE.into())
     }
 
-    pub(super) fn place(&self, number: u64) -> Result<InodeMeaning, Error> {
+    pub(super) fn place(&self, number: u64) -> Result<InodeTarget, Error> {
         self.vnode(number).map(|vnode| vnode.place.clone())
     }
 
@@ -66,7 +66,7 @@ impl Vnodes {
     pub(super) fn file(&self, number: u64) -> Result<(StoreVersion, Content), Error> {
         let vnode = self.vnode(number)?;
         match (&vnode.place, &vnode.content) {
-            (InodeMeaning::File(version), Some(content)) => Ok((version.clone(), content.clone())),
+            (InodeTarget::File(version), Some(content)) => Ok((version.clone(), content.clone())),
             _ => Err(Errno::ISDIR.into()),
         }
     }
@@ -77,7 +77,7 @@ impl Vnodes {
     }
 
     /// Returns the description of a place's inode, and counts a reference of the Linux kernel.
-    pub(super) fn hold(&mut self, place: &InodeMeaning, content: Option<Content>) -> LookupResult {
+    pub(super) fn hold(&mut self, place: &InodeTarget, content: Option<Content>) -> LookupResult {
         let number = match self.numbers.get(place) {
             Some(&number) => number,
             None => {
@@ -110,7 +110,7 @@ impl Vnodes {
     ) -> LookupResult {
         match seen {
             PathContent::Directory => {
-                let place = InodeMeaning::Directory(remote.to_owned(), path.to_owned());
+                let place = InodeTarget::Directory(remote.to_owned(), path.to_owned());
                 self.hold(&place, None)
             }
             PathContent::File(content) => {
@@ -120,7 +120,7 @@ impl Vnodes {
                     store,
                     tag: content.tag.clone(),
                 };
-                self.hold(&InodeMeaning::File(version), Some(content))
+                self.hold(&InodeTarget::File(version), Some(content))
             }
         }
     }

@@ -66,7 +66,7 @@ impl PackError {
 }
 
 /// Pack that is being sent.
-struct Flight {
+struct PackUpload {
     id: PackId,
     path: String,
     task: JoinHandle<Result<BackendFile, BackendFailure>>,
@@ -83,7 +83,7 @@ pub(super) struct PackBatch<'a> {
     parts: Vec<NewPart>,
     /// Hashes of chunks that are in a pack of this batch.
     fresh: HashSet<Hash>,
-    flights: VecDeque<Flight>,
+    flights: VecDeque<PackUpload>,
     /// First failure of the batch, after which it sends no further packs.
     trouble: Option<PackError>,
     ended: BTreeMap<ObjectId, Result<(), PackError>>,
@@ -314,7 +314,7 @@ impl<'a> PackBatch<'a> {
     /// Sends the current pack to the external store and starts the next pack.
     fn send(&mut self) -> Result<(), PackError> {
         while self.flights.len() >= FLIGHTS_MAX {
-            self.land();
+            self.finish_oldest();
         }
         self.goes_on()?;
         let path = path(&self.nonce);
@@ -338,7 +338,7 @@ impl<'a> PackBatch<'a> {
                 .write(&to, size, pieces, BackendOverwrite::Anything)
                 .await
         });
-        self.flights.push_back(Flight {
+        self.flights.push_back(PackUpload {
             id,
             path,
             task,
@@ -349,7 +349,7 @@ impl<'a> PackBatch<'a> {
     }
 
     /// Waits for the oldest pack that is being sent and records it.
-    fn land(&mut self) {
+    fn finish_oldest(&mut self) {
         let Some(flight) = self.flights.pop_front() else {
             return;
         };
@@ -405,7 +405,7 @@ impl<'a> PackBatch<'a> {
             self.abandon(trouble);
         }
         while !self.flights.is_empty() {
-            self.land();
+            self.finish_oldest();
         }
         if let Some(trouble) = &self.trouble {
             let failed = self.ended.values_mut().filter(|ended| ended.is_err());

@@ -1,7 +1,7 @@
 //! Reads of files whose chunks are in packs. The module hashes each chunk whenever it reads the chunk: a chunk with another hash is
 //! corrupt. The module reads the external store and marks corrupt chunks in the database.
 
-use super::super::reading::{BackendLocation, Reach};
+use super::super::reading::{BackendLocation, ExternalReader};
 use super::super::{Backend, BackendFailure, BackendFile};
 use super::format::{ChunkSpot, Frame, Hash};
 use super::rows::{self, ChunkLocation, PackId};
@@ -37,7 +37,7 @@ fn failed(error: &DbError) -> BackendFailure {
     BackendFailure::Other(error.to_string())
 }
 
-impl Reach {
+impl ExternalReader {
     /// Returns the chunks that contain the bytes of a file between `from` and `end`.
     fn wanted(
         &self,

@@ -17,7 +17,7 @@ pub(super) type PackId = i64;
 /// State of a pack that is being written. If the process ends or the write fails, the pack is unused.
 const BEGUN: u8 = 0;
 /// State of a pack that the external store holds.
-const THERE: u8 = 1;
+const STORED: u8 = 1;
 /// State of a pack that is to be removed from the external store.
 const DELETED: u8 = 2;
 
@@ -29,9 +29,9 @@ const SMALL_BYTES: u64 = 1 << 20;
 /// Number of small packs at which they are merged.
 const SMALL_MAX: usize = 32;
 /// Maximum number of uncompressed bytes that one batch rewrites.
-const AGAIN_BYTES: u64 = 64 << 20;
+const REWRITE_BYTES_MAX: u64 = 64 << 20;
 /// Maximum live bytes of a small pack, so that one batch can rewrite all packs of a merge.
-const SMALL_LIVE: u64 = AGAIN_BYTES / SMALL_MAX as u64;
+const SMALL_LIVE: u64 = REWRITE_BYTES_MAX / SMALL_MAX as u64;
 /// Maximum number of rows per query.
 const SOME: u32 = 64;
 
@@ -149,7 +149,7 @@ pub(super) fn note(db: &Connection, noted: &NotedPack) -> Result<()> {
     let at = &noted.placed;
     db.prepare_cached(sql)?.execute(params![
         noted.id,
-        THERE,
+        STORED,
         signed(at.size),
         at.tag,
         at.checked,
@@ -430,7 +430,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
     let mut bytes = 0_u64;
     let fits = |(_, live): &(PackId, u64)| {
         bytes = bytes.saturating_add(*live);
-        bytes <= AGAIN_BYTES || bytes == *live
+        bytes <= REWRITE_BYTES_MAX || bytes == *live
     };
     Ok(found
         .into_iter()

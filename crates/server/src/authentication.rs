@@ -32,7 +32,7 @@ const REFUSED_BYTES_MAX: usize = 256 << 10;
 const REFUSED_MAX: Duration = Duration::from_secs(1);
 
 /// gRPC methods that a token with read-only rights may call. Of `Apply`, such a token may only use operations that change nothing.
-const READS: [&str; 18] = [
+const READS: [&str; 19] = [
     "/tidemill.v1.Names/Apply",
     "/tidemill.v1.Jobs/List",
     "/tidemill.v1.Jobs/Get",
@@ -43,6 +43,7 @@ const READS: [&str; 18] = [
     "/tidemill.v1.Lineage/Query",
     "/tidemill.v1.Find/Query",
     "/tidemill.v1.Cluster/Status",
+    "/tidemill.v1.Health/Show",
     "/tidemill.v1.Tokens/List",
     "/tidemill.v1.Rules/List",
     "/tidemill.v1.Rules/Test",

@@ -383,6 +383,10 @@ async fn read_only_token_is_refused_for_all_changes() {
         .await
         .unwrap();
     let denied = |code: Code| assert_eq!(code, Code::PermissionDenied);
+    let health = v1::HealthRequest::default();
+    client.health().show(health).await.unwrap();
+    let scrub = v1::ScrubRequest::default();
+    denied(client.health().scrub(scrub).await.unwrap_err().code());
     client.one(&user(ALICE), file_op("new")).await.unwrap_err();
     assert!(
         crate::cluster::stat(&server.client().await, "/new")

@@ -24,7 +24,7 @@ Examples of hooks:
   tidemill rule create '/run/step-*.dat' --map 'max dtype=f32' --result 'max/{stem}.txt'
   tidemill rule create '/run/*.f64' --map max --reduce 'max dtype=text' --result all.txt --on write --inputs delete
   tidemill rule create '/run/*.nc' --map /usr/bin/sha256sum --result 'sums/{name}' --on write
-  tidemill rule create '/run/*.csv' --map 'sort -u {inputs}' --group 10 --on group --result 'sorted/{batch}'
+  tidemill rule create '/run/*.csv' --map '/usr/bin/sort -u {inputs}' --group 10 --on group --result 'sorted/{batch}'
 
 A hook runs a kernel on each new file, on the node that took the file, and can reduce the results of a batch. Names of
 results are relative to the directory at the start of the pattern; {stem}, {name} and the like are as in rules.";

@@ -29,7 +29,7 @@ const OTHER_CODE: [&str; 9] = [
     "cpp",
 ];
 /// Flags of other programs: of kernels, of the simulation, of Cargo and of an example of the planner.
-const FOREIGN: [&str; 13] = [
+const FOREIGN: [&str; 14] = [
     "batches",
     "bit-rot",
     "bursts",
@@ -38,6 +38,7 @@ const FOREIGN: [&str; 13] = [
     "hooks",
     "keep-going",
     "labels",
+    "lines",
     "multi-writer",
     "no-default-features",
     "offsets",
@@ -51,7 +52,7 @@ const CONTEXTS: [&str; 3] = [
     "tidemill encrypt",
 ];
 /// Names of users in examples, which this host does not have.
-const USERS: [&str; 2] = ["alice", "bob"];
+const USERS: [&str; 3] = ["alice", "bob", "nagios"];
 /// Sections of job files, whose settings the schema has.
 const SCHEMA: &str = include_str!("../../../../examples/job.schema.json");
 
@@ -90,7 +91,8 @@ fn pages() -> Vec<(String, String)> {
 /// Splits a page into the lines of its code blocks for a shell, with joined continuations, and its prose.
 fn parted(text: &str) -> (Vec<String>, String) {
     let (mut code, mut prose) = (Vec::new(), String::new());
-    let (mut fence, mut shell, mut joined) = (None, false, String::new());
+    let (mut fence, mut shell, mut console) = (None, false, false);
+    let mut joined = String::new();
     for line in text.lines() {
         let start = line.trim_start();
         let ticks = start.len() - start.trim_start_matches('`').len();
@@ -98,12 +100,15 @@ fn parted(text: &str) -> (Vec<String>, String) {
             None if ticks >= 3 => {
                 fence = Some(ticks);
                 shell = !OTHER_CODE.contains(&start[ticks..].trim());
+                console = start[ticks..].trim() == "console";
             }
             None => {
                 prose.push_str(line);
                 prose.push('\n');
             }
             Some(open) if ticks >= open => fence = None,
+            // All other lines of a console are output.
+            Some(_) if console && !line.starts_with(['$', '>']) => {}
             Some(_) if shell => match line.strip_suffix('\\') {
                 Some(part) => joined.push_str(part),
                 None => code.push(std::mem::take(&mut joined) + line),

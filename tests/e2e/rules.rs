@@ -61,6 +61,11 @@ fn rule_analyses_new_files_and_lineage_names_rule() {
         (test["matches"].as_bool(), test["captures"]["n"].as_str()),
         (Some(true), Some("x"))
     );
+    let job = test["script"].as_str().unwrap();
+    assert!(
+        job.starts_with("[job]") && job.contains("[[task]]"),
+        "{job}"
+    );
     assert!(!cluster.run(&["rule", "test", "count", "in/x.dat"]).ok);
     assert!(cluster.run(&["rule", "list"]).out.contains("in/{n}.txt"));
     std::fs::write(

@@ -208,9 +208,15 @@ records! {
         why: String,
         /// Values of the variables of the pattern.
         captures: BTreeMap<String, String> = sorted(&of.captures),
-        /// Job of the file.
-        script: String,
+        /// Job of the file, as TOML.
+        script: String = as_toml(&of.script),
     }
+}
+
+/// Returns a job as TOML.
+fn as_toml(job: &str) -> String {
+    let group = tidemill_core::script::parse("job", job.as_bytes());
+    group.map_or_else(|_| job.to_owned(), |group| group.to_toml())
 }
 
 impl Report for RuleTest {

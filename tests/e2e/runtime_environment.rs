@@ -45,7 +45,7 @@ impl Host {
         };
         let mut cluster = Cluster::with(options)?;
         cluster.add_node(&[
-            "--kernels-dirs",
+            "--task-dirs",
             &format!("{},/etc,/proc", self.at("sw")),
             "--kernels-path",
             &self.at("always"),
@@ -179,7 +179,7 @@ fn directories_that_are_not_offered_are_refused() {
             assert!(!refused.ok, "{asked}");
             let why = format!("no storage node shows the directory `{asked}`; ");
             assert!(refused.err.contains(&why), "{}", refused.err);
-            assert!(refused.err.contains("--kernels-dirs"), "{}", refused.err);
+            assert!(refused.err.contains("--task-dirs"), "{}", refused.err);
         }
     }
 }
@@ -232,7 +232,7 @@ fn invalid_runtime_environments_are_refused_with_alternatives() {
             "\"LD_AUDIT\" can't be set",
         ),
         ("--kernels-environment", "A", "write NAME=VALUE"),
-        ("--kernels-dirs", "sw", "sw is not an absolute path"),
+        ("--task-dirs", "sw", "sw is not an absolute path"),
         (
             "--kernels-path",
             "/sw:/etc",

@@ -14,7 +14,7 @@ fn start(cores: u32) -> Option<(Cluster, tempfile::TempDir)> {
         node_args: vec![
             "--intermediate-memory".into(),
             "64MiB".into(),
-            "--kernels-dirs".into(),
+            "--task-dirs".into(),
             gates.path().display().to_string(),
         ],
         ..Options::default()

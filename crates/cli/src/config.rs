@@ -107,7 +107,7 @@ pub(crate) struct NodeSection {
     pub(crate) resources: Option<Resources>,
     pub(crate) kernels: Option<KernelPriority>,
     pub(crate) kernels_memory: Option<ByteSize>,
-    pub(crate) kernels_dirs: Option<Vec<PathBuf>>,
+    pub(crate) task_dirs: Option<Vec<PathBuf>>,
     pub(crate) kernels_path: Option<Vec<PathBuf>>,
     pub(crate) kernels_environment: Option<Vec<String>>,
     pub(crate) capacity: Option<ByteSize>,

@@ -452,7 +452,7 @@ fn offered(places: &[NodeOffer]) -> String {
         [] => "no directory is mounted as a whole".to_owned(),
         some => format!("tasks see {} and the directories below", some.join(", ")),
     };
-    format!("; {shown}, as their administrators allow by --kernels-dirs")
+    format!("; {shown}, as their administrators allow by --task-dirs")
 }
 
 #[cfg(test)]

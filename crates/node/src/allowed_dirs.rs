@@ -28,7 +28,7 @@ impl AllowedDirs {
             hidden.extend(socket.parent().map(Path::to_owned));
         }
         Self {
-            allowed: config.kernels_dirs.clone(),
+            allowed: config.task_dirs.clone(),
             hidden,
         }
     }
@@ -114,7 +114,7 @@ mod tests {
         assert_eq!(none.find("/usr/bin"), Some("/usr/bin".into()));
         config.hidden = vec![at("home/me/keys/k/token").into()];
         let allowed = ["software", "home", "later"].map(|one| at(one).into());
-        config.kernels_dirs = [&allowed[..], &["/etc".into(), "/proc".into()]].concat();
+        config.task_dirs = [&allowed[..], &["/etc".into(), "/proc".into()]].concat();
         let shown = AllowedDirs::new(&config);
         for good in ["software", "software/python/bin", "home/me/venv"] {
             assert!(shown.find(&at(good)).is_some(), "{good}");

@@ -55,7 +55,7 @@ pub struct NodeConfig {
     /// Memory limit of all kernels together, in bytes, if the host allows control groups; `None`: seven eighths of the host's memory.
     pub kernels_memory_bytes: Option<u64>,
     /// Directories of the host that kernels may see, with all their subdirectories, if the kernels' tasks request them.
-    pub kernels_dirs: Vec<PathBuf>,
+    pub task_dirs: Vec<PathBuf>,
     /// Files and directories of the cluster and of its keys on this host that kernels never see, in addition to the node's own directory.
     pub hidden: Vec<PathBuf>,
     /// Directories that are searched for programs before the system's directories. All kernels see them.
@@ -146,7 +146,7 @@ impl NodeConfig {
             resources: BTreeMap::new(),
             kernels_idle: true,
             kernels_memory_bytes: None,
-            kernels_dirs: Vec::new(),
+            task_dirs: Vec::new(),
             hidden: Vec::new(),
             kernels_path: Vec::new(),
             kernels_environment: Vec::new(),

@@ -378,9 +378,8 @@ impl Runner {
         run.path = runtime_environment.path.iter().map(PathBuf::from).collect();
         for directory in runtime_environment.shown() {
             let found = self.shown.find(directory).ok_or_else(|| {
-                let message = format!(
-                    "this node shows no directory {directory} to kernels; see --kernels-dirs"
-                );
+                let message =
+                    format!("this node shows no directory {directory} to kernels; see --task-dirs");
                 failure(FailureKind::Unfit, message)
             });
             run.shown.push(found?);

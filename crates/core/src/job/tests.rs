@@ -1208,7 +1208,7 @@ fn invalid_runtime_environments_are_refused() {
         ),
         (
             "directories = [ \"/etc\" ];",
-            "no storage node shows the directory `/etc`; tasks see /sw, /sw/bin and the directories below, as their administrators allow by --kernels-dirs",
+            "no storage node shows the directory `/etc`; tasks see /sw, /sw/bin and the directories below, as their administrators allow by --task-dirs",
         ),
         (
             "directories = [ \"/sw\" ]; node = 3;",

@@ -284,7 +284,7 @@ async fn allowed_directory_changes_are_reported_and_links_out_hidden() {
     let mut server = FakeServer::start().await;
     let mut config = config(1, directory.path(), &server);
     let sw = place.path().join("sw");
-    config.kernels_dirs = vec![sw.clone()];
+    config.task_dirs = vec![sw.clone()];
     let node = RunningNode::start(config).await.unwrap();
     let mut connection = server.welcomed().await;
     let [sw_name, inner, etc] = [

@@ -179,7 +179,7 @@ mod tests {
 
     #[test]
     fn setting_comes_from_flag_environment_file_and_default_in_this_order() {
-        let file = "dir = \"/file\"\n[node]\ncores = 2\nlisten = \"1.2.3.4:5\"\nkernels-dirs = [\"/a\", \"/b\"]\n\
+        let file = "dir = \"/file\"\n[node]\ncores = 2\nlisten = \"1.2.3.4:5\"\ntask-dirs = [\"/a\", \"/b\"]\n\
                     [server.nodes.3]\nsuspend = \"true\"\n";
         let environment = |name: &str| (name == "TIDEMILL_NODE_CORES").then(|| "8".to_owned());
         let all = settings(file, &environment);
@@ -187,10 +187,7 @@ mod tests {
         let cores = Origin::Environment("TIDEMILL_NODE_CORES".into());
         assert_eq!(found(&all, "node", "cores"), ("8", &cores));
         assert_eq!(found(&all, "node", "listen"), ("1.2.3.4:5", &Origin::File));
-        assert_eq!(
-            found(&all, "node", "kernels-dirs"),
-            ("/a,/b", &Origin::File)
-        );
+        assert_eq!(found(&all, "node", "task-dirs"), ("/a,/b", &Origin::File));
         assert_eq!(
             found(&all, "server", "policy"),
             ("min-wait", &Origin::Default)

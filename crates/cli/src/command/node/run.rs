@@ -120,9 +120,9 @@ pub(crate) struct Args {
         help_heading = "Kernels",
         value_name = "DIRECTORIES",
         value_delimiter = ',',
-        env = "TIDEMILL_NODE_KERNELS_DIRS"
+        env = "TIDEMILL_NODE_TASK_DIRS"
     )]
-    kernels_dirs: Option<Vec<PathBuf>>,
+    task_dirs: Option<Vec<PathBuf>>,
     /// Directories that are searched for programs before the system's directories, such as /sw/bin; all kernels may read them [default:
     /// none]
     #[arg(
@@ -358,9 +358,9 @@ fn config(args: &Args, context: &CommandContext) -> anyhow::Result<tidemill_node
     config.kernels_idle = kernels != Some(config::KernelPriority::Normal);
     let memory = args.kernels_memory.or(file.kernels_memory);
     config.kernels_memory_bytes = memory.map(|ByteSize(bytes)| bytes);
-    let directories = args.kernels_dirs.as_ref();
-    let directories = directories.or(file.kernels_dirs.as_ref());
-    config.kernels_dirs = absolute("kernels-dirs", directories)?;
+    let directories = args.task_dirs.as_ref();
+    let directories = directories.or(file.task_dirs.as_ref());
+    config.task_dirs = absolute("task-dirs", directories)?;
     let path = args.kernels_path.as_ref().or(file.kernels_path.as_ref());
     config.kernels_path = absolute("kernels-path", path)?;
     let variables = args.kernels_environment.as_ref();

@@ -5,12 +5,12 @@
 //! network: a node fills in a [`Run`].
 //!
 //! ```no_run
-//! use tidemill_kernel::{Code, Launcher, Run, RunInput, Settings};
+//! use tidemill_kernel::{CodeSource, Launcher, LauncherSettings, Run, RunInput};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! tidemill_kernel::child::main_if_child(); // first thing in `main`
-//! let launcher = Launcher::new(Settings::default())?;
-//! let mut run = Run::new(Code::Builtin("max".into()), "/srv/node/run/7");
+//! let launcher = Launcher::new(LauncherSettings::default())?;
+//! let mut run = Run::new(CodeSource::Builtin("max".into()), "/srv/node/run/7");
 //! run.inputs.push(RunInput { name: "a.dat".into(), path: "/srv/node/objects/00/01".into() });
 //! run.outputs.push("max.txt".into());
 //! let prepared = launcher.prepare(run)?;

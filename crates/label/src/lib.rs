@@ -6,11 +6,11 @@
 //! [docs/labels.md](../../../docs/labels.md) describes the guarantees.
 //!
 //! ```no_run
-//! use tidemill_label::{App, Label, Settings};
+//! use tidemill_label::{App, LabelRequest, RegistrationOptions};
 //!
-//! let app = App::register("simulation", &Settings::default())?;
+//! let app = App::register("simulation", &RegistrationOptions::default())?;
 //! let step = vec![0_u8; 1 << 20];
-//! let written = app.publish(&Label::write("tidemill:/run/step-1", 0, &step))?;
+//! let written = app.publish(&LabelRequest::write("tidemill:/run/step-1", 0, &step))?;
 //! // … the computation continues …
 //! written.wait()?; // stored in the cluster, visible to all
 //! # Ok::<(), tidemill_label::Error>(())

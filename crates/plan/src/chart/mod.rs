@@ -4,11 +4,11 @@
 //! common parts of charts. The same data gives the same text, byte for byte.
 //!
 //! ```
-//! use tidemill_plan::chart::{Axis, Line, LineChart};
+//! use tidemill_plan::chart::{ChartAxis, Line, LineChart};
 //! let chart = LineChart {
 //!     title: "Makespan".into(),
-//!     x: Axis::linear("nodes"),
-//!     y: Axis::log("seconds"),
+//!     x: ChartAxis::linear("nodes"),
+//!     y: ChartAxis::log("seconds"),
 //!     lines: vec![Line::new("min-wait", vec![(1.0, 400.0), (2.0, 210.0), (4.0, 120.0)])],
 //!     levels: vec![],
 //! };

@@ -8,14 +8,14 @@
 //!
 //! ```
 //! use std::path::Path;
-//! use tidemill_plan::model::{Corrections, Part, Section, Site, report};
+//! use tidemill_plan::model::{Corrections, ReportPart, ReportSection, Site, report};
 //!
 //! # let path = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/site/jaguar.toml"));
 //! let site = Site::read(path)?;
 //! let corrections = Corrections::default();
 //! let report = report(&site, &corrections);
-//! let parts = report.parts(&Section::ALL); // for people; `serde_json` makes JSON of the same data
-//! assert!(matches!(&parts[..], [Part::Text(_), ..]));
+//! let parts = report.parts(&ReportSection::ALL); // for people; `serde_json` makes JSON of the same data
+//! assert!(matches!(&parts[..], [ReportPart::Text(_), ..]));
 //! # Ok::<(), tidemill_plan::model::SiteError>(())
 //! ```
 

@@ -64,10 +64,20 @@ impl AtomicFile {
             file.persist(&self.to).with_context(unwritten)?;
             return Ok(());
         };
-        file.rewind().with_context(unwritten)?;
-        previous.set_len(0).with_context(unwritten)?;
-        io::copy(&mut file, &mut previous).with_context(unwritten)?;
-        Ok(())
+        let copied = file
+            .rewind()
+            .and_then(|()| previous.set_len(0))
+            .and_then(|()| io::copy(&mut file, &mut previous));
+        let Err(fault) = copied else { return Ok(()) };
+        // The previous content is lost in part, so the new content must not be.
+        let (_, complete) = file.keep().with_context(unwritten)?;
+        Err(fault).with_context(|| {
+            format!(
+                "{}; {} has the whole content",
+                unwritten(),
+                complete.display()
+            )
+        })
     }
 }
 
@@ -137,6 +147,22 @@ mod tests {
             printed.to_string().contains("none/a.csv can't be written"),
             "{printed}"
         );
+    }
+
+    #[test]
+    fn content_is_kept_if_previous_file_cannot_be_overwritten() {
+        let directory = tempfile::tempdir().unwrap();
+        let to = directory.path().join("a.csv");
+        fs::write(&to, "old").unwrap();
+        let mut file = BufWriter::new(NamedTempFile::new_in(&directory).unwrap());
+        file.write_all(b"new").unwrap();
+        // A descriptor for reading only refuses all writes.
+        let previous = Some(File::open(&to).unwrap());
+        let refused = AtomicFile { to, file, previous }.keep().unwrap_err();
+        let text = refused.to_string();
+        let kept = text.split("; ").nth(1).unwrap();
+        let kept = kept.strip_suffix(" has the whole content").unwrap();
+        assert_eq!(fs::read_to_string(kept).unwrap(), "new");
     }
 
     #[test]

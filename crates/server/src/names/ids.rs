@@ -174,7 +174,7 @@ impl Tx<'_> {
             return reserve(self.db, "inode", 1);
         }
         let fine = if self.caller.administrator {
-            ino > Inode::ROOT.0 && ino < self.next_id("inode")?
+            ino > Inode::ROOT.0 && ino < next(self.db, "inode")?
         } else {
             self.use_reserved("inode", ino)?
         };
@@ -196,7 +196,7 @@ impl Tx<'_> {
     /// Fails if the client has not reserved an object id, or if the id is already used.
     pub(crate) fn check_object(&self, object: u64) -> Result<(), Fault> {
         let fine = if self.caller.administrator {
-            object != 0 && object < self.next_id("object")?
+            object != 0 && object < next(self.db, "object")?
         } else {
             self.use_reserved("object", object)?
         };
@@ -217,10 +217,6 @@ impl Tx<'_> {
             ));
         }
         Ok(())
-    }
-
-    fn next_id(&self, kind: &str) -> Result<u64, Fault> {
-        next(self.db, kind)
     }
 }
 

@@ -106,7 +106,7 @@ writers:
 # Takes about ten minutes on a quiet machine. Peers that are not installed are skipped and reported.
 bench: build
 	cargo build --release --locked -p tidemill-bench-loopback
-	cargo build --release --locked -p tidemill-kernel --features wasm --examples
+	cargo build --release --locked -p tidemill-compute -p tidemill-sandbox --features tidemill-sandbox/wasm --examples
 	cargo build --release --locked -p tidemill-plan --example simulate_large
 	bench/short.py
 

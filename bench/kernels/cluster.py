@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The kernels pca and kmeans against scikit-learn, from a warm page cache.
 
-  cargo build --release -p tidemill-kernel --example kernel_write
+  cargo build --release -p tidemill-compute --example kernel_write
   python3 -m venv bench/out/venv/sklearn && bench/out/venv/sklearn/bin/pip install numpy scikit-learn
   bench/out/venv/sklearn/bin/python bench/kernels/cluster.py [--mib 256] [--rounds 5] [NAME ...]
 

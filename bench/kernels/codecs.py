@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kernels that compress and encrypt, against the usual programs, file to file from a warm page cache.
 
-  cargo build --release -p tidemill-kernel --example kernel_write
+  cargo build --release -p tidemill-compute --example kernel_write
   bench/kernels/codecs.py [--mib 64] [--rounds 5] [NAME ...]
 
 Needs gzip, zstd, lz4, bzip2 and openssl, and igzip (Debian's package isal) for one comparison. Ours and the peer take turns, with

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """R peaks: sensitivity, precision and speed against neurokit2 and wfdb's XQRS, on synthetic signals with known beats.
 
-  cargo build --release -p tidemill-kernel --examples
+  cargo build --release -p tidemill-compute --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install neurokit2 wfdb opencv-python-headless
   bench/out/venv/bin/python bench/kernels/heartbeat.py [--seeds 4] [--first 100]
 

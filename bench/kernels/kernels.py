@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Built-in kernels against their peers, alternating in one run, from a warm page cache.
 
-  cargo build --release -p tidemill-kernel --example kernel_speed
+  cargo build --release -p tidemill-compute --example kernel_speed
   bench/kernels/kernels.py [--mib 512] [--rounds 9] [--only statistics|select|grep] [--dir bench/out/kernels]
 
 Needs Debian's python3-venv. numpy and polars are installed into a temporary environment; ripgrep, if it is not installed, is

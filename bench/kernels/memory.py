@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Inner loops on memory against their peers, with results in memory that was used before.
 
-  cargo build --release -p tidemill-kernel --examples
+  cargo build --release -p tidemill-compute --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install numpy opencv-python-headless
   bench/out/venv/bin/python bench/kernels/memory.py [--rounds 9] [NAME ...]
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Kernels whose output is as large as their input, against their peers, file to file from a warm page cache.
 
-  cargo build --release -p tidemill-kernel --examples
+  cargo build --release -p tidemill-compute --examples
   python3 -m venv bench/out/venv && bench/out/venv/bin/pip install numpy opencv-python-headless
   bench/out/venv/bin/python bench/kernels/reshape.py [--mib 256] [--rounds 7] [NAME ...]
 

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey};
 
 fuzz_target!(|bytes: &[u8]| {

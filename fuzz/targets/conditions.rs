@@ -2,9 +2,9 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::condition::parse;
-use tidemill_core::find::read;
-use tidemill_core::rule::RuleConditions;
+use tidemill_model::condition::parse;
+use tidemill_lang::find::read;
+use tidemill_lang::rule::RuleConditions;
 
 fuzz_target!(|text: &str| {
     let parsed = parse(text);

@@ -1,9 +1,13 @@
 //! Formats: contents of files and bodies of requests are parsed or refused.
 #![no_main]
 
+use flash::FlashLedger;
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::flash::FlashLedger;
 use tidemill_wire::route::{self, ListedObject, SealBody, SealItem};
+
+#[allow(dead_code, unused_imports, reason = "snapshots are only read and written here")]
+#[path = "../../crates/node/src/flash/mod.rs"]
+mod flash;
 
 fuzz_target!(|bytes: &[u8]| {
     let (kind, bytes) = bytes.split_first().unwrap_or((&0, &[]));

@@ -2,8 +2,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::job::Job;
-use tidemill_core::rule::Rule;
+use tidemill_lang::job::Job;
+use tidemill_lang::rule::Rule;
 
 fuzz_target!(|text: &[u8]| {
     // The first line makes the text TOML.

@@ -2,7 +2,7 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use tidemill_core::job::Job;
+use tidemill_lang::job::Job;
 
 fuzz_target!(|text: &[u8]| {
     match Job::parse("fuzzed", text) {

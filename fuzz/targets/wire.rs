@@ -48,7 +48,7 @@ fuzz_target!(|bytes: &[u8]| {
         _ => {
             let _ = v1::ToNode::decode(bytes);
             if let Ok(label) = v1::Label::decode(bytes) {
-                let _ = tidemill_core::label::Label::try_from(&label);
+                let _ = tidemill_model::label::Label::try_from(&label);
             }
         }
     }

@@ -78,7 +78,7 @@ const JOBS: &[(&str, &str, &str)] = &[
 fn scripts(page: &Path) -> Vec<(String, String)> {
     let text = std::fs::read_to_string(page).unwrap();
     let blocks = text.split("\n```").skip(1).step_by(2);
-    // Rules and blocks without a task are tested by `core`, and rules in `rules.rs`, too.
+    // Rules and blocks without a task are tested by `lang`, and rules in `rules.rs`, too.
     let jobs = blocks.filter(|block| {
         let of_unnamed_form = block.starts_with('\n') && block.contains("kernel = \"");
         assert!(!of_unnamed_form, "{}: {block}", page.display());
@@ -158,7 +158,7 @@ fn documented_job_scripts_run_as_printed() {
     };
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-I"])
-        .arg(format!("{ROOT}/crates/kernel/include"))
+        .arg(format!("{ROOT}/crates/sandbox/include"))
         .arg(format!("{ROOT}/examples/listing1/getmax.c"))
         .arg("-o")
         .arg(cluster.path("getmax.so"))

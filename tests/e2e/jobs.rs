@@ -22,7 +22,7 @@ fn analyzethis_listing_1_runs_before_its_data_exists() {
     let root = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-O2", "-I"])
-        .arg(format!("{root}/crates/kernel/include"))
+        .arg(format!("{root}/crates/sandbox/include"))
         .arg(format!("{root}/examples/listing1/getmax.c"))
         .arg("-o")
         .arg(&kernel)

@@ -221,7 +221,7 @@ fn kernel_names_run_only_code_of_their_own_user() {
         }";
     let path = cluster.path("probe.c");
     std::fs::write(&path, source).unwrap();
-    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include");
+    let header = concat!(env!("CARGO_MANIFEST_DIR"), "/../sandbox/include");
     let mut compiler = Command::new("cc");
     compiler
         .args(["-shared", "-fPIC", "-I", header, "-o"])

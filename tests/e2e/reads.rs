@@ -126,7 +126,7 @@ fn shared_objects_do_so_too(cluster: &Cluster, bytes: &[u8]) {
     std::fs::write(&path, source).unwrap();
     let built = Command::new("cc")
         .args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror", "-I"])
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../kernel/include"))
+        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../sandbox/include"))
         .arg("-o")
         .args([cluster.at("w/far.so"), path])
         .status();

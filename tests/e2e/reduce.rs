@@ -3,10 +3,10 @@
 use crate::cluster::{Cluster, Device, Options, Printed, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
-use tidemill_format::{Attribute, Value as Attr};
-use tidemill_kernel::reduction::{
+use tidemill_compute::reduction::{
     Column, Coordinate, ResultAxis, ResultField, ResultFormat, ResultTable,
 };
+use tidemill_format::{Attribute, Value as Attr};
 
 /// Days from 1 January 1990 on, latitudes, longitudes.
 const SHAPE: [u64; 3] = [730, 6, 8];

@@ -8,7 +8,7 @@ use std::process::Command;
 use std::sync::{Arc, Mutex};
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Credential, Error, Trust};
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 
 fn remote() -> Options {
     Options {

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Credential, Error, Server};
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 

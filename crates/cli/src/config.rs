@@ -146,7 +146,7 @@ impl FromStr for Resources {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        tidemill_core::resources::parse(text).map(Self)
+        tidemill_model::resources::parse(text).map(Self)
     }
 }
 

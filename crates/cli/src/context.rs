@@ -304,7 +304,7 @@ impl CommandContext {
     /// Prints a note on standard error, unless `--quiet` is given.
     pub(crate) fn note(&self, text: impl std::fmt::Display) {
         if !self.global.quiet {
-            eprintln!("{}", tidemill_core::display::lines(&text.to_string()));
+            eprintln!("{}", tidemill_model::display::lines(&text.to_string()));
         }
     }
 }

@@ -7,7 +7,7 @@ use std::ffi::OsStr;
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_client::{Error, Server};
-use tidemill_core::display;
+use tidemill_model::display;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Entries in one request.

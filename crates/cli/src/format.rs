@@ -4,10 +4,10 @@
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
-pub(crate) use tidemill_core::display::bytes;
-use tidemill_core::display::civil;
-use tidemill_core::quantity::{self, QuantityError};
-use tidemill_core::replicas;
+pub(crate) use tidemill_model::display::bytes;
+use tidemill_model::display::civil;
+use tidemill_model::quantity::{self, QuantityError};
+use tidemill_model::replicas;
 use tidemill_server::queue::{AddressError, QueueLocation};
 
 /// Number of bytes as people write it: `500MB`, `2GiB`, `1048576`.

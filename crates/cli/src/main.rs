@@ -8,6 +8,7 @@ mod calibration;
 mod command;
 mod config;
 mod context;
+mod drawing;
 mod exit;
 mod files;
 mod format;
@@ -37,7 +38,7 @@ const REMOVED: &str = condition::NODE_REMOVED.name;
 
 fn main() -> ExitCode {
     // Nodes start this program again to run kernels; this check must be the first action.
-    tidemill_kernel::child::main_if_child();
+    tidemill_sandbox::child::main_if_child();
     let matches = args::command_line().try_get_matches();
     let cli = match matches.and_then(|matches| parsed(&matches)) {
         Ok(cli) => cli,
@@ -51,7 +52,7 @@ fn main() -> ExitCode {
         Err(error) => {
             let (name, code) = state(&error);
             let error = message_of(&error);
-            eprintln!("error: {}", tidemill_core::display::lines(&error));
+            eprintln!("error: {}", tidemill_model::display::lines(&error));
             if json {
                 tell_failure(&error, name);
             }

@@ -4,7 +4,7 @@ use crate::context::CommandContext;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 
 /// Time without a bar at the start of a copy.
 const PATIENCE: Duration = Duration::from_secs(1);

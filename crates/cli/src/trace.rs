@@ -4,13 +4,13 @@ use crate::context::credentials;
 use anyhow::Context as _;
 use std::collections::BTreeMap;
 use tidemill_client::Server;
-use tidemill_core::dispatch::REPLICAS_BYTES_MAX;
-use tidemill_core::policy;
-use tidemill_core::resources::Needs;
+use tidemill_model::replicas::INPUT_CACHE_BYTES_MAX;
+use tidemill_model::resources::Needs;
 use tidemill_plan::sim::trace::{
     FORMAT, Trace, TraceFile, TraceHistory, TraceKernelKind, TraceNode, TraceOutput, TracePart,
     TraceTask, VERSION,
 };
+use tidemill_sched::policy;
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 
@@ -120,7 +120,7 @@ fn node(
     });
     TraceNode {
         node: node.node,
-        server_cores: node.role == role_name(tidemill_core::event::Role::ServerCores),
+        server_cores: node.role == role_name(tidemill_model::event::Role::ServerCores),
         cores: node.cores,
         memory_bytes: node.memory_bytes,
         resources: node.resources.clone(),
@@ -128,7 +128,7 @@ fn node(
         link_bytes_per_sec: node.link_bytes_per_sec,
         device_bytes_per_sec: node.device_bytes_per_sec,
         watts_milli: node.watts_milli,
-        input_cache_bytes_max: REPLICAS_BYTES_MAX,
+        input_cache_bytes_max: INPUT_CACHE_BYTES_MAX,
         history: history.collect(),
         replicas: replicas.cloned().collect(),
         last_turn: state.last,

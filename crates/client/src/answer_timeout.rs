@@ -93,7 +93,7 @@ mod tests {
     use super::*;
     use crate::error::Error;
     use crate::objects::{ObjectAddress, Objects};
-    use tidemill_core::id::{NodeId, ObjectId};
+    use tidemill_model::id::{NodeId, ObjectId};
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::TcpListener;
 

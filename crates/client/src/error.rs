@@ -93,7 +93,7 @@ pub enum Error {
     },
     /// The file's node is not part of the cluster or is offline.
     #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
-    NodeDown(tidemill_core::id::NodeId),
+    NodeDown(tidemill_model::id::NodeId),
     /// Error of a local file.
     #[error("{path}: {source}")]
     Local {

@@ -20,8 +20,8 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
 use streaming::{StreamLocation, StreamingFile, VersionUpdate};
-use tidemill_core::display::escaped;
-use tidemill_core::layout::Layout;
+use tidemill_model::display::escaped;
+use tidemill_model::layout::Layout;
 use tidemill_wire::v1;
 
 /// Minimum pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].

@@ -1,7 +1,7 @@
 //! Ids that are reserved ahead from the server, so that the creation of a file costs no extra round trip (next: `server/src`).
 
 use crate::{Error, Server};
-use tidemill_core::id::{Inode, ObjectId};
+use tidemill_model::id::{Inode, ObjectId};
 use tokio::sync::Mutex;
 
 /// Number of ids of each kind that are reserved at once.

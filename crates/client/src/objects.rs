@@ -12,7 +12,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::replicas::{self, ReplicaItem};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, ListedObject, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,

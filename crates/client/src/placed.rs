@@ -3,8 +3,8 @@
 use crate::Error;
 use crate::transfer::{PutOptions, Transfer, seal_body};
 use rustix::io::Errno;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::replicas;
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::replicas;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Name and node of a new version.

@@ -1,8 +1,8 @@
 //! The server's description of a version that several mounts write: the location of each byte of the file
 //! (`docs/decisions/0025-concurrent-writers.md`).
 
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Extents, Layout, LayoutError, Part, decode_extents};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{Extents, Layout, LayoutError, Part, decode_extents};
 use tidemill_wire::convert;
 use tidemill_wire::v1;
 

@@ -6,8 +6,8 @@ use crate::{Error, objects::ObjectAddress};
 use bytes::Bytes;
 use std::ops::Range;
 use std::time::Duration;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Layout, Part};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{Layout, Part};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Maximum time of a node for a fold: its wait for a free core, and the time limit of one request.

@@ -6,7 +6,7 @@ use crate::transfer::{PIECE_BYTES, Transfer, is_no_right, is_refused, seal_body}
 use crate::{Error, striped::StripedVersion};
 use bytes::Bytes;
 use std::ops::Range;
-use tidemill_core::display::escaped;
+use tidemill_model::display::escaped;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Number of bytes that are read and written at once.

@@ -5,7 +5,7 @@ use crate::tls::{self, Connector, InnerProtocol, TlsProblem, Trust};
 use crate::{Credential, Endpoint, Error, Objects};
 use std::error::Error as _;
 use std::sync::Arc;
-use tidemill_core::id::{Inode, ObjectId};
+use tidemill_model::id::{Inode, ObjectId};
 use tidemill_wire::v1::cluster_client::ClusterClient;
 use tidemill_wire::v1::events_client::EventsClient;
 use tidemill_wire::v1::find_client::FindClient;

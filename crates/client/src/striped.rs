@@ -11,8 +11,8 @@ use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::future::Future;
 use std::io::Read;
 use std::ops::Range;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Layout, StripedLayout};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{Layout, StripedLayout};
 use tidemill_wire::convert;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 

@@ -4,7 +4,7 @@ use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
 use std::future::Future;
 use std::ops::Range;
-use tidemill_core::layout::Layout;
+use tidemill_model::layout::Layout;
 
 /// Maximum number of concurrent requests of one window.
 const REQUESTS: usize = 16;
@@ -57,8 +57,8 @@ where
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
+    use tidemill_model::id::{NodeId, ObjectId};
+    use tidemill_model::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
 
     fn part(object: u64, size: u64) -> Part {
         Part::on(ObjectId(object), size, NodeId(0))

@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn kernel_header_has_abi_version_of_crate() {
-        let header = include_str!("../../kernel/include/tidemill_kernel.h");
+        let header = include_str!("../../sandbox/include/tidemill_kernel.h");
         assert!(header.contains(&format!("#define TIDEMILL_ABI_VERSION {ABI_VERSION}\n")));
     }
 }

@@ -4,8 +4,8 @@
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Extent, Extents, LayoutError, Part, PartPosition, encode_extents};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{Extent, Extents, LayoutError, Part, PartPosition, encode_extents};
 use tidemill_wire::v1;
 
 /// Whether other mounts have published writes since this mount last asked the server. The state stays stale until the server's answer is

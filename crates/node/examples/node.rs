@@ -5,7 +5,7 @@
 use tidemill_node::{NodeConfig, RunningNode};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    tidemill_kernel::child::main_if_child();
+    tidemill_sandbox::child::main_if_child();
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [id, directory, server] = args.as_slice() else {
         return Err("usage: node ID DIRECTORY SERVER".into());

@@ -4,7 +4,7 @@
 use crate::config::NodeConfig;
 use std::path::{Path, PathBuf};
 use tidemill_client::Endpoint;
-use tidemill_kernel::SYSTEM_PATHS;
+use tidemill_sandbox::SYSTEM_PATHS;
 
 /// Directories that are never shown, with all directories below and above them: secrets, devices, and sockets of the host.
 const NEVER: [&str; 7] = ["/boot", "/dev", "/etc", "/proc", "/root", "/run", "/sys"];
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
     use std::fs::create_dir_all;
     use std::os::unix::fs::symlink;
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
 
     #[test]
     fn allowed_dirs_show_only_allowed_directories_and_no_secrets() {

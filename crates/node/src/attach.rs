@@ -10,7 +10,7 @@ use crate::task::now;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
-use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_model::id::{LabelId, ObjectId};
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::condition;

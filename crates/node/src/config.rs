@@ -7,15 +7,13 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint};
-use tidemill_core::event::Role;
-use tidemill_core::id::NodeId;
-use tidemill_core::resources::Offers;
+use tidemill_model::event::Role;
+use tidemill_model::id::NodeId;
+use tidemill_model::replicas::INPUT_CACHE_BYTES_MAX;
+use tidemill_model::resources::Offers;
 
 /// Rate that a node reports until it has measured a fetch: 1 Gbit/s in bytes per second.
 pub const LINK_BYTES_PER_SEC_DEFAULT: u64 = 125_000_000;
-
-/// Default limit of fetched objects that are kept after their last use, in bytes.
-pub const INPUT_CACHE_BYTES_MAX_DEFAULT: u64 = tidemill_core::dispatch::REPLICAS_BYTES_MAX;
 
 /// Default rate of an idle node that hashes and compares its objects, in bytes per second: 16 TB in three days.
 pub const SCRUB_BYTES_PER_SEC_DEFAULT: u64 = 64 << 20;
@@ -84,7 +82,7 @@ pub struct NodeConfig {
     pub meter: Option<Meter>,
     /// Interval at which the node refreshes its status.
     pub status_period: Duration,
-    /// Program that runs built-in and native kernels if it is started with the hidden argument of `tidemill_kernel`; normally the running
+    /// Program that runs built-in and native kernels if it is started with the hidden argument of `tidemill_sandbox`; normally the running
     /// program.
     pub program: PathBuf,
     /// Whether the node reads objects of nodes on the same host from their directories. Otherwise it fetches them over HTTP like all other
@@ -102,7 +100,7 @@ pub struct NodeConfig {
 pub fn machine_memory_bytes() -> u64 {
     let host = rustix::system::sysinfo();
     let bytes = (host.totalram as u64).saturating_mul(host.mem_unit.into());
-    let bytes = tidemill_kernel::memory_limit().map_or(bytes, |limit| bytes.min(limit));
+    let bytes = tidemill_sandbox::memory_limit().map_or(bytes, |limit| bytes.min(limit));
     bytes - bytes / 8
 }
 
@@ -163,7 +161,7 @@ impl NodeConfig {
             status_period: Duration::from_secs(1),
             program: std::env::current_exe().unwrap_or_else(|_| PathBuf::from("tidemill")),
             in_place: true,
-            input_cache_bytes_max: INPUT_CACHE_BYTES_MAX_DEFAULT,
+            input_cache_bytes_max: INPUT_CACHE_BYTES_MAX,
             scrub_bytes_per_sec: Some(SCRUB_BYTES_PER_SEC_DEFAULT),
         }
     }

@@ -17,7 +17,7 @@ use crate::task::now;
 use crate::{records, status};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::label::Owner;
+use tidemill_model::label::Owner;
 use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::convert::{BURST, role_name};
 use tidemill_wire::{condition, v1};

@@ -689,7 +689,7 @@ mod tests {
         };
         db.write_blocking(false, insert).unwrap();
         let unhashed = db.read(|connection| crate::records::unhashed(connection, 10));
-        assert_eq!(unhashed.unwrap(), [tidemill_core::id::ObjectId(7)]);
+        assert_eq!(unhashed.unwrap(), [tidemill_model::id::ObjectId(7)]);
     }
 
     #[test]

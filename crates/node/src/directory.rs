@@ -21,9 +21,9 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 use tidemill_client::object_file;
-use tidemill_core::id::ObjectId;
-use tidemill_kernel::locks::{self, ProcFile};
-use tidemill_kernel::{PrivateFile, STORE_USER};
+use tidemill_model::id::ObjectId;
+use tidemill_sandbox::locks::{self, ProcFile};
+use tidemill_sandbox::{PrivateFile, STORE_USER};
 
 /// Pause of the wait for a file that a starting process has open.
 const STARTING_PAUSE: Duration = Duration::from_millis(1);
@@ -389,7 +389,7 @@ pub(crate) fn empty(directory: &Path) -> std::io::Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let entry = entry?;
         if entry.file_type()?.is_dir() {
-            tidemill_kernel::remove_directory(&entry.path())?;
+            tidemill_sandbox::remove_directory(&entry.path())?;
         } else {
             std::fs::remove_file(entry.path())?;
         }
@@ -756,7 +756,7 @@ impl Store for DirectoryStore {
             return Ok(());
         };
         let removed = if metadata.is_dir() {
-            tidemill_kernel::remove_directory(&path)
+            tidemill_sandbox::remove_directory(&path)
         } else {
             std::fs::remove_file(&path)
         };

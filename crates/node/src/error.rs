@@ -4,7 +4,7 @@ use crate::db::DbError;
 use crate::store::StoreError;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use tidemill_core::id::NodeId;
+use tidemill_model::id::NodeId;
 
 /// Reason why a node can't start or continue.
 #[derive(Debug, thiserror::Error)]
@@ -89,7 +89,7 @@ pub enum Error {
     Certificate(#[from] tidemill_client::tls::TlsProblem),
     /// The node can't confine or start kernels.
     #[error("this node can't run kernels: {0}")]
-    Kernel(#[from] tidemill_kernel::SetupError),
+    Kernel(#[from] tidemill_sandbox::SetupError),
     /// The server has removed the node from the cluster.
     #[error(
         "node {node} was taken out of the cluster, and does not start again: give a new node another id and an empty \

@@ -23,10 +23,10 @@ use prost::Message as _;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::burst::share::ProcessorPace;
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{FailureKind, Label, Lane, Operation};
-use tidemill_core::resources::{LIGHT_MAX, Offers};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::label::{FailureKind, Label, Lane, Operation};
+use tidemill_model::processor_share::ProcessorPace;
+use tidemill_model::resources::{LIGHT_MAX, Offers};
 use tidemill_wire::v1;
 
 /// Number of threads for labels that copy objects.

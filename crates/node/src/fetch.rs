@@ -30,9 +30,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::objects::ObjectAddress;
 use tidemill_client::{Objects, Trust};
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::LabelInput;
-use tidemill_core::layout::{
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::label::LabelInput;
+use tidemill_model::layout::{
     Layout, Part, Records, SelectedBytes, SelectedSpan, Selection, SelectionError,
 };
 use tidemill_wire::replicas::{self, OBJECT_BYTES_MAX, ReplicaItem};

@@ -7,6 +7,7 @@
 //! depends on it. `docs/formats-node.md` defines its layout and the counted writes.
 
 use crate::db::Db;
+use crate::flash::{FlashLedger, LedgerError, LedgerReport, SnapshotError};
 use crate::records;
 use crate::store::Store;
 use crate::task::now;
@@ -16,9 +17,8 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_core::flash::{FlashLedger, LedgerError, LedgerReport, SnapshotError};
-use tidemill_core::id::ObjectId;
-use tidemill_core::time::Time;
+use tidemill_model::id::ObjectId;
+use tidemill_model::time::Time;
 use tidemill_wire::v1;
 
 /// Version of the snapshot's layout around the ledger, which has a separate version.

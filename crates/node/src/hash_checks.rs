@@ -14,7 +14,7 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::concurrency_limit::UserPermits;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::sync::{Semaphore, watch};
 
 /// Maximum number of objects that are read concurrently.

@@ -36,9 +36,9 @@ use tidemill_client::concurrency_limit::{Busy, UserPermits};
 use tidemill_client::connections::{PeerKind, Seated, UserConnection};
 use tidemill_client::log_limit::LogLimit;
 use tidemill_client::tls::{Listener, SocketStream};
-use tidemill_core::id::{ObjectId, TaskId};
-use tidemill_core::label::Owner;
-use tidemill_kernel::locks::ProcFile;
+use tidemill_model::id::{ObjectId, TaskId};
+use tidemill_model::label::Owner;
+use tidemill_sandbox::locks::ProcFile;
 use tidemill_wire::capability::{Capability, CapabilityRefusal, rights};
 use tidemill_wire::replicas::{OBJECTS_MAX, REPLICAS, ReplicaItem, encode};
 use tidemill_wire::route::{

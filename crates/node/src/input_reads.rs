@@ -17,7 +17,7 @@ use std::fs::File;
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
-use tidemill_core::label::{Analysis, Failure, FailureKind};
+use tidemill_model::label::{Analysis, Failure, FailureKind};
 
 /// Maximum length in bytes of a request, including the end of its line: one write of this length to a pipe is atomic.
 const REQUEST_BYTES_MAX: usize = 4096;
@@ -114,7 +114,7 @@ impl<'a> ReadServer<'a> {
                 Ok(()) => format!("{}\n", bytes.len()),
                 Err(ReadRefusal { errno, why }) => {
                     bytes.clear();
-                    format!("-{errno} {}\n", tidemill_core::display::line(why))
+                    format!("-{errno} {}\n", tidemill_model::display::line(why))
                 }
             };
             let sent = send(&mut answer, head.as_bytes(), &over)

@@ -20,11 +20,11 @@ use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::{Failure, FailureKind, Label, Lane, Outcome};
-use tidemill_core::queue::{Aborted, Added, LABELS_MAX, NodeQueue};
-use tidemill_core::resources::{Offers, ScarceResource};
-use tidemill_core::time::Time;
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::{Failure, FailureKind, Label, Lane, Outcome};
+use tidemill_model::queue::{Aborted, Added, LABELS_MAX, NodeQueue};
+use tidemill_model::resources::{Offers, ScarceResource};
+use tidemill_model::time::Time;
 use tidemill_wire::v1;
 
 /// Maximum number of labels answered from a cached result that the node remembers, for labels that depend on them.
@@ -784,8 +784,8 @@ mod tests {
     use crate::db::DbWriter;
     use rusqlite::Connection;
     use std::path::Path;
-    use tidemill_core::id::ObjectId;
-    use tidemill_core::label::{Operation, Owner};
+    use tidemill_model::id::ObjectId;
+    use tidemill_model::label::{Operation, Owner};
 
     fn label(id: u64) -> v1::Label {
         v1::Label::from(&Label {

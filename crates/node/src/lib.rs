@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!    http ──► store (directory) ◄── task ◄── executor ◄── attach ◄── server
-//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_kernel), fetch (other nodes)
+//!      └────► db (one writer, group commit) ◄──┘  └──► runner (tidemill_sandbox), fetch (other nodes)
 //! ```
 //!
 //! [`RunningNode::start`] starts a node in this process. The node owns its directory and no other state. It knows no names and no jobs, and
@@ -19,6 +19,7 @@ pub mod directory;
 pub mod error;
 pub mod executor;
 pub mod fetch;
+mod flash;
 pub mod flash_model;
 mod hash_checks;
 pub mod http;
@@ -69,7 +70,7 @@ use std::fs::{File, Permissions, TryLockError};
 use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -252,7 +253,7 @@ fn open(config: &NodeConfig, runtime: tokio::runtime::Handle) -> Result<Executor
         counters: Arc::new(counters),
         flash,
         pace: Arc::new(parking_lot::Mutex::new(
-            tidemill_core::burst::share::ProcessorPace::new(config.cores),
+            tidemill_model::processor_share::ProcessorPace::new(config.cores),
         )),
         programs: KnownPrograms::default(),
         reports: Arc::default(),

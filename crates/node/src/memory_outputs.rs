@@ -15,7 +15,7 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Name of the directory of intermediate files in the node's directory.
 pub(crate) const DIRECTORY: &str = "intermediates";

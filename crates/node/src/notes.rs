@@ -8,10 +8,10 @@
 use crate::records::{attribute, has_object, note_change, set_attribute};
 use prost::Message as _;
 use rusqlite::{Connection, Result, params};
-use tidemill_core::attribute::{name, object};
-use tidemill_core::display::escaped;
-use tidemill_core::id::{Inode, ObjectId};
-use tidemill_core::layout::PartOf;
+use tidemill_model::attribute::{name, object};
+use tidemill_model::display::escaped;
+use tidemill_model::id::{Inode, ObjectId};
+use tidemill_model::layout::PartOf;
 use tidemill_wire::v1;
 
 /// Stores notes, unless the database has a later note about the same inode. Returns the highest change number among the notes.
@@ -221,8 +221,8 @@ fn number(connection: &Connection, id: ObjectId, page: u32, number: u32) -> Resu
 mod tests {
     use super::*;
     use crate::records::{ObjectRecord, put_object, remove_object};
-    use tidemill_core::label::Owner;
-    use tidemill_core::time::Time;
+    use tidemill_model::label::Owner;
+    use tidemill_model::time::Time;
 
     fn database() -> (tempfile::TempDir, Connection) {
         let directory = tempfile::tempdir().unwrap();

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_wire::route::{RANGES_BYTES_MAX, RANGES_MAX};
 
 /// Maximum length in bytes of a span that is requested together with other spans.

@@ -50,7 +50,7 @@ impl Meter {
         match self {
             Self::Rapl => "measured by RAPL, only the processors of its host".into(),
             Self::Command(line) => {
-                format!("measured by `{}`", tidemill_core::display::line(line))
+                format!("measured by `{}`", tidemill_model::display::line(line))
             }
         }
     }
@@ -83,7 +83,7 @@ impl Meter {
 
 /// Returns the power that a command prints in watts, in thousandths of a watt.
 fn command(line: &str, limit: Duration) -> Result<u64, String> {
-    let named = |what: &str| format!("`{}` {what}", tidemill_core::display::line(line));
+    let named = |what: &str| format!("`{}` {what}", tidemill_model::display::line(line));
     let mut command = Command::new("/bin/sh");
     command.args(["-c", line]).stdin(Stdio::null());
     command

@@ -7,7 +7,7 @@ use memchr::memmem;
 use std::ops::{Range, RangeInclusive};
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::layout::{RECORD_BYTES_MAX, SelectionError};
+use tidemill_model::layout::{RECORD_BYTES_MAX, SelectionError};
 
 /// Number of bytes of the first read, which is longer than most lines.
 const FIRST_BYTES: u64 = 4 << 10;

@@ -3,12 +3,12 @@
 //! The functions run inside a transaction of [`crate::db::Db`] and use the tables of `docs/formats.md`. The functions make no decisions.
 
 use rusqlite::{Connection, OptionalExtension, Result, params};
-use tidemill_core::attribute::{object, task};
-use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::{Analysis, FailureKind, Outcome, Owner};
-use tidemill_core::layout::{PartOf, Selection};
-use tidemill_core::object::tag;
-use tidemill_core::time::Time;
+use tidemill_model::attribute::{object, task};
+use tidemill_model::id::{LabelId, ObjectId};
+use tidemill_model::label::{Analysis, FailureKind, Outcome, Owner};
+use tidemill_model::layout::{PartOf, Selection};
+use tidemill_model::object::tag;
+use tidemill_model::time::Time;
 use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::UsedIds;
 
@@ -451,7 +451,7 @@ pub fn set_attribute(
 /// SQLite returns an error.
 pub fn put_status(connection: &Connection, attributes: &[(u32, Vec<u8>)]) -> Result<()> {
     put(connection, ObjectId::STATUS, kind::STATUS, state::SEALED)?;
-    let page = tidemill_core::attribute::status::PAGE;
+    let page = tidemill_model::attribute::status::PAGE;
     for (number, value) in attributes {
         set_attribute(connection, ObjectId::STATUS, page, *number, value)?;
     }

@@ -12,11 +12,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::concurrency_limit::{Busy, UserPermits};
-use tidemill_core::id::ObjectId;
-use tidemill_core::label::Owner;
-use tidemill_kernel::reduce_workers::{
-    CHILD_MAX, ReduceError, ReducerError, ReducerWork, Reducing, SENT_BYTES_MAX, StoredBytes,
-};
+use tidemill_compute::work::{ReducerError, ReducerWork, SENT_BYTES_MAX, StoredBytes};
+use tidemill_model::id::ObjectId;
+use tidemill_model::label::Owner;
+use tidemill_sandbox::reduce_workers::{CHILD_MAX, ReduceError, Reducing};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum time that a request waits for a free core.

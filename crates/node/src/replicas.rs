@@ -12,8 +12,8 @@ use crate::store::ObjectFile;
 use crate::task::{LabelEffects, now};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{FailureKind, LabelInput, Lane, Operation, SealedOutput};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::label::{FailureKind, LabelInput, Lane, Operation, SealedOutput};
 use tidemill_wire::replicas::{OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX, ReplicaData};
 
 pub(crate) type TakenLabel = (LabelId, Live);

@@ -2,11 +2,11 @@
 //!
 //! The module stores nothing. Without a connection it drops messages: a new connection starts with all information that the server needs.
 //! So the queue only contains the unsent messages of one connection. The number of queued messages is limited by the number of labels
-//! ([`tidemill_core::queue::LABELS_MAX`]).
+//! ([`tidemill_model::queue::LABELS_MAX`]).
 
 use parking_lot::Mutex;
-use tidemill_core::id::LabelId;
-use tidemill_core::time::Time;
+use tidemill_model::id::LabelId;
+use tidemill_model::time::Time;
 use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, from_node::Message};
 use tokio::sync::mpsc;

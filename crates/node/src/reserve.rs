@@ -17,7 +17,7 @@ use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_kernel::locks::{LockType, try_lock_byte};
+use tidemill_sandbox::locks::{LockType, try_lock_byte};
 use tidemill_wire::{condition, v1};
 
 /// Bytes allocated for the write-ahead log. SQLite checkpoints the log at half of this size.

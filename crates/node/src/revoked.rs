@@ -2,7 +2,7 @@
 
 use parking_lot::Mutex;
 use std::collections::HashMap;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_wire::capability::{Capability, CapabilityRefusal};
 use tidemill_wire::v1;
 
@@ -35,7 +35,7 @@ impl Revoked {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
 
     #[test]
     fn revoked_capability_of_object_is_refused() {

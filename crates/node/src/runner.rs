@@ -1,4 +1,4 @@
-//! Adapter between a task and `tidemill_kernel`. The module prepares a run, starts the kernel process in a private directory, and converts
+//! Adapter between a task and `tidemill_sandbox`. The module prepares a run, starts the kernel process in a private directory, and converts
 //! its end into a label's outcome.
 
 use crate::allowed_dirs::AllowedDirs;
@@ -10,13 +10,13 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::directory::is_directory;
-use tidemill_core::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
-use tidemill_core::resources::LIGHT_MAX;
-use tidemill_core::time::Span;
-use tidemill_kernel::peers::RankNetwork;
-use tidemill_kernel::reduce_workers::{ReduceError, Reducing};
-use tidemill_kernel::{
+use tidemill_model::directory::is_directory;
+use tidemill_model::label::{Analysis, Failure, FailureKind, Kernel, Owner, TAIL_BYTES_MAX};
+use tidemill_model::resources::LIGHT_MAX;
+use tidemill_model::time::Span;
+use tidemill_sandbox::peers::RankNetwork;
+use tidemill_sandbox::reduce_workers::{ReduceError, Reducing};
+use tidemill_sandbox::{
     CodeSource, Exit, InputsAs, Launcher, LauncherLimits, LauncherSettings, PrepareError, Prepared,
     ProbeError, Run, RunEnd, RunInput, RunLimits, RunStage, SetupError, SpawnError, StreamTail,
     User,
@@ -84,7 +84,7 @@ pub struct RunResult {
 #[derive(Debug, Default)]
 pub struct RunHandle {
     cancelled: AtomicBool,
-    kernel: Mutex<Option<tidemill_kernel::Control>>,
+    kernel: Mutex<Option<tidemill_sandbox::Control>>,
 }
 
 impl RunHandle {
@@ -113,7 +113,7 @@ impl RunHandle {
             .unwrap_or_default()
     }
 
-    fn attach(&self, kernel: tidemill_kernel::Control) {
+    fn attach(&self, kernel: tidemill_sandbox::Control) {
         let mut slot = self.kernel.lock();
         if self.is_cancelled() {
             kernel.cancel();

@@ -16,8 +16,8 @@ use crate::task::{LabelEffects, now};
 use std::fs::File;
 use std::path::Path;
 use std::time::{Duration, Instant};
-use tidemill_core::id::ObjectId;
-use tidemill_core::label::{Corrupt, FailureKind};
+use tidemill_model::id::ObjectId;
+use tidemill_model::label::{Corrupt, FailureKind};
 use tidemill_wire::v1::{self, from_node::Message};
 
 /// Maximum number of bytes per read.

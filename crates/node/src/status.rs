@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use rusqlite::Connection;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::attribute::status;
-use tidemill_core::event::History;
-use tidemill_core::id::ObjectId;
+use tidemill_model::attribute::status;
+use tidemill_model::event::History;
+use tidemill_model::id::ObjectId;
 use tidemill_wire::v1;
 
 /// Maximum number of kernels whose run times are kept. The kernel with the fewest runs is removed first.

@@ -4,9 +4,9 @@
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
-use tidemill_core::id::ObjectId;
-use tidemill_kernel::PrivateFile;
-use tidemill_kernel::locks::ProcFile;
+use tidemill_model::id::ObjectId;
+use tidemill_sandbox::PrivateFile;
+use tidemill_sandbox::locks::ProcFile;
 
 /// Store of a node's objects. All functions block; several threads may call them concurrently.
 ///

@@ -9,8 +9,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
-use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::{Analysis, Label, Operation};
+use tidemill_model::id::{LabelId, ObjectId};
+use tidemill_model::label::{Analysis, Label, Operation};
 
 /// Outcome of a label, for the labels to which it streams outputs.
 #[derive(Debug, Default)]
@@ -107,7 +107,7 @@ impl GrowingOutput {
     /// opens the file again, as it may have been replaced.
     pub(crate) fn size(&mut self, read: bool) -> u64 {
         if !read || self.file.is_none() {
-            self.file = tidemill_kernel::open_as_made(&self.directory, &self.name).ok();
+            self.file = tidemill_sandbox::open_as_made(&self.directory, &self.name).ok();
         }
         let data = self.file.as_ref().and_then(|file| file.metadata().ok());
         data.map_or(0, |data| data.len())

@@ -5,7 +5,7 @@
 //! so the thread examines the file periodically. At the end it compares the delivered bytes with the sealed file, because a writer may have
 //! overwritten bytes that were already delivered.
 //!
-//! The threads have a low priority and pause while files grow ([`tidemill_core::burst::share`]), so that writers get the processors. The
+//! The threads have a low priority and pause while files grow ([`tidemill_model::processor_share`]), so that writers get the processors. The
 //! priority of the threads is not lower than that: a writer may wait for a lock that such a thread holds.
 
 use crate::scrub::lower_priority;
@@ -22,10 +22,10 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
-use tidemill_core::burst::share::ProcessorPace;
-use tidemill_core::id::ObjectId;
-use tidemill_core::time::{Span, Time};
-use tidemill_kernel::STORE_USER;
+use tidemill_model::id::ObjectId;
+use tidemill_model::processor_share::ProcessorPace;
+use tidemill_model::time::{Span, Time};
+use tidemill_sandbox::STORE_USER;
 
 /// Interval of checks of a file that has not grown.
 const PERIOD: Duration = Duration::from_millis(10);

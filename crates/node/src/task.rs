@@ -25,20 +25,20 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
-use tidemill_core::content;
-use tidemill_core::directory;
-use tidemill_core::id::{Inode, LabelId, ObjectId, TaskId};
-use tidemill_core::job::{MAX_INPUTS, MAX_PATH_BYTES};
-use tidemill_core::label::{
+use tidemill_compute::array::Encoded;
+use tidemill_model::content;
+use tidemill_model::directory;
+use tidemill_model::id::{Inode, LabelId, ObjectId, TaskId};
+use tidemill_model::label::{
     Analysis, Failure, FailureKind, Kernel, Label, LabelInput, LabelOutput, Operation, Outcome,
     Owner, SealedOutput,
 };
-use tidemill_core::layout::{Layout, PartOf, RANGES_MAX, SelectedBytes};
-use tidemill_core::runtime_environment::RuntimeEnvironment;
-use tidemill_core::time::{Span, Time};
-use tidemill_kernel::array::Encoded;
-use tidemill_kernel::peers::RankNetwork;
-use tidemill_kernel::{DirectoryBounds, OutputError, Prepared, PrivateFile};
+use tidemill_model::label::{MAX_INPUTS, MAX_PATH_BYTES};
+use tidemill_model::layout::{Layout, PartOf, RANGES_MAX, SelectedBytes};
+use tidemill_model::runtime_environment::RuntimeEnvironment;
+use tidemill_model::time::{Span, Time};
+use tidemill_sandbox::peers::RankNetwork;
+use tidemill_sandbox::{DirectoryBounds, OutputError, Prepared, PrivateFile};
 use tidemill_wire::v1;
 
 /// Environment of a rank for MPI libraries. The rank's standard input connects the rank with the process that started it (PMI). TCP through
@@ -169,7 +169,7 @@ fn clean_directory(parts: &ExecutorParts, directory: &Path) {
     if parts.runner.recycle(directory) {
         return;
     }
-    match tidemill_kernel::remove_directory(directory) {
+    match tidemill_sandbox::remove_directory(directory) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
             tracing::warn!(directory = %directory.display(), %error, "a private directory can't be removed");
         }
@@ -574,7 +574,7 @@ impl RunningLabel<'_> {
                 )));
             }
             let (path, _) = self.fetch(index, input)?;
-            let hash = tidemill_kernel::hash_file(&path)
+            let hash = tidemill_sandbox::hash_file(&path)
                 .map_err(|error| other(format!("input `{}` can't be read: {error}", input.name)))?;
             let same = hash == *expected;
             self.note(index, hash);
@@ -616,7 +616,7 @@ impl RunningLabel<'_> {
             if analysis.kernel.is_in(&name) || !is_whole {
                 continue;
             }
-            match tidemill_kernel::hash_file(&path) {
+            match tidemill_sandbox::hash_file(&path) {
                 Ok(hash) => self.note(index, hash),
                 Err(error) => {
                     tracing::warn!(%error, path = %path.display(), "an input can't be hashed")

@@ -4,10 +4,10 @@ use crate::flash_model;
 use crate::labels::Live;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use tidemill_core::attribute::{object, status, task};
-use tidemill_core::display::escaped;
-use tidemill_core::id::{ObjectId, TaskId};
-use tidemill_core::label::{LabelInput, LabelOutput, Operation};
+use tidemill_model::attribute::{object, status, task};
+use tidemill_model::display::escaped;
+use tidemill_model::id::{ObjectId, TaskId};
+use tidemill_model::label::{LabelInput, LabelOutput, Operation};
 use tidemill_wire::v1;
 
 /// Names of the attributes of a task collection, and whether they are numbers.

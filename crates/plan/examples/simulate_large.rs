@@ -14,7 +14,7 @@
 
 use serde_json::{Value, json};
 use std::time::Instant;
-use tidemill_core::time::Span;
+use tidemill_model::time::Span;
 use tidemill_plan::sim::{
     Platform, PlatformNode, Simulation, SimulationReport, Workflow, wfformat,
 };

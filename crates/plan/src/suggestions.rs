@@ -1,6 +1,6 @@
 //! Unknown keys: extends the messages of TOML and JSON readers with the key that was probably meant.
 
-use tidemill_core::similar_names::nearest;
+use tidemill_model::similar_names::nearest;
 
 /// Returns the message of a TOML or JSON reader, with the key that was probably meant if the message is about an unknown key. Derived
 /// readers write "unknown field `a`, expected one of `b`, `c`".

@@ -19,7 +19,7 @@ use std::marker::PhantomData;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 use std::str::FromStr;
 use thiserror::Error;
-use tidemill_core::quantity::{self, Unit, UnitForm, alias, unit};
+use tidemill_model::quantity::{self, Unit, UnitForm, alias, unit};
 
 /// Error in the text of a quantity.
 #[derive(Debug, Clone, PartialEq, Error)]

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::Path;
-use tidemill_core::time::Span;
+use tidemill_model::time::Span;
 use tidemill_plan::sim::{Platform, PlatformNode, Simulation, Workflow, wfformat};
 
 /// Numbers of nodes and of cores per node of the clusters.

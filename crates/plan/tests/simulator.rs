@@ -2,15 +2,15 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tidemill_core::id::NodeId;
-use tidemill_core::label::Kernel;
-use tidemill_core::policy;
-use tidemill_core::resources::{LIGHT_MAX, Needs};
-use tidemill_core::time::Span;
+use tidemill_model::id::NodeId;
+use tidemill_model::label::Kernel;
+use tidemill_model::resources::{LIGHT_MAX, Needs};
+use tidemill_model::time::Span;
 use tidemill_plan::sim::{
     Placement, Platform, PlatformNode, SimError, Simulation, SimulationReport, Workflow,
     WorkflowFile, WorkflowTask,
 };
+use tidemill_sched::policy;
 
 /// Draft of a task: (run time in ms, sizes of outputs, inputs: an earlier task or file by a number that is reduced to the valid range,
 /// pinned, needs: cores, memory, a named resource)
@@ -647,7 +647,7 @@ fn policies_use_unequal_speed_and_power_as_documented() {
     };
     // Run times are learned, so that a plan can be computed.
     let learned = |millis: u64| {
-        let history = tidemill_core::event::History {
+        let history = tidemill_model::event::History {
             runs: 1,
             total_ns: millis * 1_000_000,
             input_bytes: 5,

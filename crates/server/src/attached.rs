@@ -10,8 +10,8 @@ use crate::remotes;
 use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::BTreeMap;
-use tidemill_core::follow::directory_mode;
-use tidemill_core::id::Inode;
+use tidemill_model::follow::directory_mode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1;
 
 /// Prefix of paths by which scripts name files in remotes, and by which clients see remotes.

@@ -120,7 +120,7 @@ impl Ca {
     /// Returns a certificate (DER) which states that the owner of this public key is the node `node`.
     pub(crate) fn certify(
         &self,
-        node: tidemill_core::id::NodeId,
+        node: tidemill_model::id::NodeId,
         public_key: &[u8],
     ) -> Result<Vec<u8>, CaError> {
         if public_key.len() != POINT_BYTES || public_key[0] != UNCOMPRESSED {
@@ -240,7 +240,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let ca = Ca::open(&dir.path().join("ca.pem")).unwrap();
         let key = KeyPair::generate().unwrap();
-        let node = tidemill_core::id::NodeId(3);
+        let node = tidemill_model::id::NodeId(3);
         ca.certify(node, key.der_bytes()).unwrap();
         let wrong: [&[u8]; 3] = [b"", &key.der_bytes()[1..], &[0; POINT_BYTES]];
         for wrong in wrong {

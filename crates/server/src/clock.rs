@@ -3,7 +3,7 @@
 //! The clock is virtual in a simulation: see [`crate::simulated`].
 
 use std::time::Duration;
-use tidemill_core::time::Time;
+use tidemill_model::time::Time;
 
 /// Returns the wall clock's time in nanoseconds since the Unix epoch.
 pub(crate) fn now_ns() -> i64 {

@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 

@@ -9,8 +9,8 @@ use crate::names::transaction::{Change, Tx};
 use crate::names::{Caller, Fault};
 use crate::replicas::cancel_removal;
 use rusqlite::{Connection, params};
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::Corrupt;
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::label::Corrupt;
 use tidemill_wire::v1;
 
 /// Description of the corruption of objects that were in the memory of a stopped host.

@@ -14,7 +14,7 @@ use rusqlite::Connection;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::glob::Pattern;
+use tidemill_model::glob::Pattern;
 use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;

@@ -18,7 +18,7 @@ use crate::scrub;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::replicas::REPLICAS_MAX;
+use tidemill_model::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 

@@ -665,7 +665,7 @@ mod tests {
     use super::*;
     use crate::names::{Caller, SqliteNames, ids};
     use crate::session::Sessions;
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
 
     #[tokio::test(start_paused = true)]
     async fn lease_recall_reports_all_files_that_unreachable_mounts_write() {

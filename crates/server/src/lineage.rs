@@ -23,9 +23,9 @@ use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::display::escaped;
-use tidemill_core::job::user_kernels::OwnName;
-use tidemill_kernel::is_builtin;
+use tidemill_compute::is_builtin;
+use tidemill_model::display::escaped;
+use tidemill_model::user_kernels::OwnName;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 

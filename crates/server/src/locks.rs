@@ -1,4 +1,4 @@
-//! File locks between mounts. This module sends and receives the messages of [`tidemill_core::locks`], which decides about locks. The
+//! File locks between mounts. This module sends and receives the messages of [`tidemill_model::locks`], which decides about locks. The
 //! module stores which mounts may hold locks, so that a restarted server waits for these mounts before it grants locks to other mounts.
 
 use crate::names::{Fault, Names, NamesRequest};
@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::locks::{Arbiter, Lock, LockMessage, LockMode};
+use tidemill_model::locks::{Arbiter, Lock, LockMessage, LockMode};
 use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op as LockOp, name_op::Op, name_result::Result as Answer,
 };

@@ -18,7 +18,7 @@ use rusqlite::Connection;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use tidemill_core::id::LabelId;
+use tidemill_model::id::LabelId;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
-use tidemill_core::display::escaped;
-use tidemill_core::layout::PartOf;
+use tidemill_model::display::escaped;
+use tidemill_model::layout::PartOf;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 

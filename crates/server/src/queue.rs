@@ -25,8 +25,8 @@ use crate::names::commit::Database;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::Label;
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::Label;
 
 /// Error of a queue that can't be used now.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -205,9 +205,9 @@ impl LabelQueue for MemoryQueue {
 mod tests {
     use super::*;
     use crate::jobs::outbox::OutboxLabel;
-    use tidemill_core::id::{Inode, ObjectId};
-    use tidemill_core::label::{LabelInput, LabelOutput, Operation, Owner};
-    use tidemill_core::layout::Selection;
+    use tidemill_model::id::{Inode, ObjectId};
+    use tidemill_model::label::{LabelInput, LabelOutput, Operation, Owner};
+    use tidemill_model::layout::Selection;
 
     const HERE: NodeId = NodeId(1);
     const ELSEWHERE: NodeId = NodeId(2);

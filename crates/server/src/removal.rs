@@ -16,7 +16,7 @@ use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
 
 /// Interval at which the list of objects to remove is examined.
 const PERIOD: Duration = Duration::from_millis(500);

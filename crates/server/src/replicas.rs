@@ -27,10 +27,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{Inode, NodeId, ObjectId};
-use tidemill_core::label::{LabelInput, LabelOutput, Operation, Owner};
-use tidemill_core::layout::{PartOf, Selection};
-use tidemill_core::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaState, ReplicaStep};
+use tidemill_model::id::{Inode, NodeId, ObjectId};
+use tidemill_model::label::{LabelInput, LabelOutput, Operation, Owner};
+use tidemill_model::layout::{PartOf, Selection};
+use tidemill_model::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaState, ReplicaStep};
 use tidemill_wire::v1;
 
 /// Interval at which the server checks for missing replicas.

@@ -17,8 +17,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::{Corrupt, Operation};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::label::{Corrupt, Operation};
 use tidemill_wire::v1;
 
 /// Interval at which the server checks for due scrubs.

@@ -56,8 +56,8 @@ use tidemill_client::connections::{Guests, Seated};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::objects::Objects;
 use tidemill_client::tls::{self, Listener, ServerIdentity, SocketStream, TlsProblem};
-use tidemill_core::burst;
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::replicas::WantedReplicas;
+use tidemill_sched::burst;
 use tidemill_wire::MESSAGE_BYTES_MAX;
 use tidemill_wire::local::ShortPath;
 use tidemill_wire::v1::cluster_server::ClusterServer;
@@ -144,7 +144,7 @@ impl ServeConfig {
             socket: None,
             tls: true,
             tls_names: Vec::new(),
-            default_policy: tidemill_core::policy::DEFAULT.into(),
+            default_policy: tidemill_sched::policy::DEFAULT.into(),
             node_timeout: Duration::from_secs(10),
             mount_timeout: Duration::from_secs(10),
             keep_jobs: None,
@@ -216,7 +216,7 @@ pub enum StartError {
     NoNats,
     /// The name of the default policy is unknown.
     #[error(transparent)]
-    Policy(#[from] tidemill_core::policy::UnknownPolicy),
+    Policy(#[from] tidemill_sched::policy::UnknownPolicy),
     /// The content of the database can't be used.
     #[error(transparent)]
     Fault(#[from] Fault),
@@ -460,7 +460,7 @@ async fn start_driver(
         scrub_every,
         queue,
     } = decides;
-    tidemill_core::policy::by_name(&policy, 0)?;
+    tidemill_sched::policy::by_name(&policy, 0)?;
     let (names, cluster, signals) = (names.clone(), cluster.clone(), signals.clone());
     let database = names.database().clone();
     let garbage = Garbage::new(database.clone(), names.shared().clone());
@@ -648,7 +648,7 @@ fn waits(
 }
 
 fn policies() -> Vec<String> {
-    let names = tidemill_core::policy::NAMES.iter();
+    let names = tidemill_sched::policy::NAMES.iter();
     names.map(|&name| name.to_owned()).collect()
 }
 

@@ -31,9 +31,9 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::burst::TierLimits;
-use tidemill_core::id::JobId;
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::id::JobId;
+use tidemill_model::replicas::WantedReplicas;
+use tidemill_sched::burst::TierLimits;
 use tidemill_wire::v1::{self, from_node::Message as From};
 use tokio::runtime::Runtime;
 use tokio::sync::{mpsc, oneshot, watch};
@@ -84,7 +84,7 @@ pub mod time {
 /// Random numbers from the seed of a simulation.
 pub(crate) mod chance {
     use std::cell::RefCell;
-    use tidemill_core::random::RandomSource;
+    use tidemill_model::random::RandomSource;
 
     thread_local! {
         static SOURCE: RefCell<Option<RandomSource>> = const { RefCell::new(None) };
@@ -687,8 +687,8 @@ mod tests {
     use crate::queue::Unavailable;
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-    use tidemill_core::id::{LabelId, NodeId};
-    use tidemill_core::label::Label;
+    use tidemill_model::id::{LabelId, NodeId};
+    use tidemill_model::label::Label;
     use tracing::span::{Attributes, Id, Record};
     use tracing::{Event, Level, Metadata, Subscriber};
 
@@ -747,7 +747,7 @@ mod tests {
         let options = SimulatedOptions {
             seed: 1,
             node_timeout: Duration::from_secs(10),
-            policy: tidemill_core::policy::DEFAULT.into(),
+            policy: tidemill_sched::policy::DEFAULT.into(),
             replicas: 1,
             repair_after: Duration::from_secs(600),
             scrub_every: Duration::from_secs(7 * 86_400),

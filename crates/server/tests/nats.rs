@@ -14,8 +14,8 @@ use cluster::{Running, ended, stat, submit, write_file};
 use require::tell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{Label, Operation, Owner};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::label::{Label, Operation, Owner};
 use tidemill_server::queue::{LabelQueue, Nats, QueueLocation, Unavailable};
 use tidemill_wire::v1::{self, State};
 

@@ -11,7 +11,7 @@
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 
 /// Version of the format of capabilities.
 pub const VERSION: u8 = 1;
@@ -78,7 +78,7 @@ pub struct Attributes {
     pub gid: u32,
     /// Permission bits of the file.
     pub mode: u32,
-    /// Version and index of the part that the object is, encoded (`tidemill_core::layout::PartOf`).
+    /// Version and index of the part that the object is, encoded (`tidemill_model::layout::PartOf`).
     pub part: Option<[u8; PART_BYTES]>,
 }
 

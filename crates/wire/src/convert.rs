@@ -1,17 +1,17 @@
-//! Conversions between messages and the types of the core. An invalid message causes a [`ConvertError`]; no value is guessed.
+//! Conversions between messages and the types of the data model. An invalid message causes a [`ConvertError`]; no value is guessed.
 
 use crate::v1;
 use std::collections::BTreeMap;
-use tidemill_core::event::{Decision, Estimate, History, JobState, NodeView, Role, TaskState};
-use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label as core;
-use tidemill_core::layout::{
+use tidemill_model::event::{Decision, Estimate, History, JobState, NodeView, Role, TaskState};
+use tidemill_model::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label as model;
+use tidemill_model::layout::{
     Extents, Layout, Part, PartOf, Records, Selection, StripedLayout, decode_extents,
 };
-use tidemill_core::locks::{Lock, LockHolder, LockSpace};
-use tidemill_core::resources::{NAMES_MAX, Needs, Offers, is_name};
-use tidemill_core::runtime_environment::RuntimeEnvironment;
-use tidemill_core::time::{Span, Time};
+use tidemill_model::locks::{Lock, LockHolder, LockSpace};
+use tidemill_model::resources::{NAMES_MAX, Needs, Offers, is_name};
+use tidemill_model::runtime_environment::RuntimeEnvironment;
+use tidemill_model::time::{Span, Time};
 
 /// A message lacks a part or has a value that does not exist.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -69,13 +69,13 @@ impl From<&v1::Lock> for Lock {
     }
 }
 
-impl From<&core::Label> for v1::Label {
+impl From<&model::Label> for v1::Label {
     /// Converts a label for a message. The capabilities of its inputs stay empty; the server fills them in.
-    fn from(label: &core::Label) -> Self {
+    fn from(label: &model::Label) -> Self {
         use v1::label::Operation;
         let operation = match &label.operation {
-            core::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
-            core::Operation::Copy { from, to, part } => Operation::Copy(v1::Copy {
+            model::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
+            model::Operation::Copy { from, to, part } => Operation::Copy(v1::Copy {
                 from: Some(input(from)),
                 to: to.object.0,
                 ino: to.inode.0,
@@ -87,10 +87,10 @@ impl From<&core::Label> for v1::Label {
                     unit: part.unit,
                 }),
             }),
-            core::Operation::Remove { objects } => Operation::Remove(v1::Remove {
+            model::Operation::Remove { objects } => Operation::Remove(v1::Remove {
                 objects: objects.iter().map(|object| object.0).collect(),
             }),
-            core::Operation::Verify {
+            model::Operation::Verify {
                 scrub,
                 idle,
                 objects,
@@ -110,20 +110,20 @@ impl From<&core::Label> for v1::Label {
     }
 }
 
-impl From<&core::Kernel> for v1::Kernel {
-    fn from(kernel: &core::Kernel) -> Self {
+impl From<&model::Kernel> for v1::Kernel {
+    fn from(kernel: &model::Kernel) -> Self {
         use v1::kernel::Code;
-        let stage = |stage: &core::Stage| v1::Stage {
+        let stage = |stage: &model::Stage| v1::Stage {
             kernel: Some((&stage.kernel).into()),
             args: stage.args.clone(),
         };
         let code = match kernel {
-            core::Kernel::Builtin(name) => Code::Builtin(name.clone()),
-            core::Kernel::Native { input } => Code::Native(input.clone()),
-            core::Kernel::Wasm { input } => Code::Wasm(input.clone()),
-            core::Kernel::Stored { input } => Code::Stored(input.clone()),
-            core::Kernel::Program(name) => Code::Program(name.clone()),
-            core::Kernel::Pipeline(pipeline) => Code::Pipeline(v1::Pipeline {
+            model::Kernel::Builtin(name) => Code::Builtin(name.clone()),
+            model::Kernel::Native { input } => Code::Native(input.clone()),
+            model::Kernel::Wasm { input } => Code::Wasm(input.clone()),
+            model::Kernel::Stored { input } => Code::Stored(input.clone()),
+            model::Kernel::Program(name) => Code::Program(name.clone()),
+            model::Kernel::Pipeline(pipeline) => Code::Pipeline(v1::Pipeline {
                 text: pipeline.text.clone(),
                 stages: pipeline.stages.iter().map(stage).collect(),
             }),
@@ -132,7 +132,7 @@ impl From<&core::Kernel> for v1::Kernel {
     }
 }
 
-impl TryFrom<&v1::Kernel> for core::Kernel {
+impl TryFrom<&v1::Kernel> for model::Kernel {
     type Error = ConvertError;
 
     fn try_from(kernel: &v1::Kernel) -> Result<Self, ConvertError> {
@@ -151,7 +151,7 @@ impl TryFrom<&v1::Kernel> for core::Kernel {
             Code::Program(name) => Self::Program(name.clone()),
             Code::Pipeline(pipeline) => {
                 let stages = pipeline.stages.iter().map(stage);
-                Self::Pipeline(Box::new(core::Pipeline {
+                Self::Pipeline(Box::new(model::Pipeline {
                     text: pipeline.text.clone(),
                     stages: stages.collect::<Result<_, _>>()?,
                 }))
@@ -160,19 +160,19 @@ impl TryFrom<&v1::Kernel> for core::Kernel {
     }
 }
 
-fn stage(stage: &v1::Stage) -> Result<core::Stage, ConvertError> {
+fn stage(stage: &v1::Stage) -> Result<model::Stage, ConvertError> {
     let kernel = stage.kernel.as_ref().ok_or(ConvertError("stage.kernel"))?;
     if matches!(kernel.code, Some(v1::kernel::Code::Pipeline(_))) {
         return Err(ConvertError("stage.kernel"));
     }
-    Ok(core::Stage {
+    Ok(model::Stage {
         kernel: kernel.try_into()?,
         args: stage.args.clone(),
     })
 }
 
-fn analyse(analysis: &core::Analysis) -> v1::Analyse {
-    let output = |output: &core::LabelOutput| v1::Output {
+fn analyse(analysis: &model::Analysis) -> v1::Analyse {
+    let output = |output: &model::LabelOutput| v1::Output {
         name: output.name.clone(),
         object: output.object.0,
         ino: output.inode.0,
@@ -230,7 +230,7 @@ pub fn runtime_environment(
 }
 
 /// Returns the number of cores that an analysis needs; `None` if it needs one core and is not limited to it.
-fn needed_cores(analysis: &core::Analysis) -> Option<u32> {
+fn needed_cores(analysis: &model::Analysis) -> Option<u32> {
     let needs = analysis.needs.cores;
     (analysis.limits.cores.is_some() || needs != 1).then_some(needs)
 }
@@ -244,7 +244,7 @@ fn amounts(named: &BTreeMap<String, u64>) -> BTreeMap<String, u64> {
     named.take(NAMES_MAX).collect()
 }
 
-fn input(input: &core::LabelInput) -> v1::Input {
+fn input(input: &model::LabelInput) -> v1::Input {
     v1::Input {
         name: input.name.clone(),
         object: input.object.0,
@@ -300,16 +300,16 @@ impl TryFrom<&v1::Selection> for Selection {
     }
 }
 
-impl TryFrom<&v1::Label> for core::Label {
+impl TryFrom<&v1::Label> for model::Label {
     type Error = ConvertError;
 
     fn try_from(label: &v1::Label) -> Result<Self, ConvertError> {
         use v1::label::Operation;
         let operation = match label.operation.as_ref().ok_or(ConvertError("operation"))? {
-            Operation::Analyse(analyse) => core::Operation::Analyse(Box::new(analyse.try_into()?)),
-            Operation::Copy(copy) => core::Operation::Copy {
+            Operation::Analyse(analyse) => model::Operation::Analyse(Box::new(analyse.try_into()?)),
+            Operation::Copy(copy) => model::Operation::Copy {
                 from: copied(copy)?,
-                to: core::LabelOutput {
+                to: model::LabelOutput {
                     name: String::new(),
                     object: ObjectId(copy.to),
                     inode: Inode(copy.ino),
@@ -318,10 +318,10 @@ impl TryFrom<&v1::Label> for core::Label {
                 },
                 part: copy.part.as_ref().map(part_of),
             },
-            Operation::Remove(remove) => core::Operation::Remove {
+            Operation::Remove(remove) => model::Operation::Remove {
                 objects: remove.objects.iter().copied().map(ObjectId).collect(),
             },
-            Operation::Verify(verify) => core::Operation::Verify {
+            Operation::Verify(verify) => model::Operation::Verify {
                 scrub: verify.scrub,
                 idle: verify.idle,
                 objects: verify.objects.iter().copied().map(ObjectId).collect(),
@@ -329,7 +329,7 @@ impl TryFrom<&v1::Label> for core::Label {
         };
         Ok(Self {
             id: LabelId(label.id),
-            owner: core::Owner {
+            owner: model::Owner {
                 uid: label.uid,
                 gid: label.gid,
             },
@@ -340,8 +340,8 @@ impl TryFrom<&v1::Label> for core::Label {
 }
 
 /// Returns the input of a label that copies an object: the whole object.
-fn copied(copy: &v1::Copy) -> Result<core::LabelInput, ConvertError> {
-    let from: core::LabelInput = copy
+fn copied(copy: &v1::Copy) -> Result<model::LabelInput, ConvertError> {
+    let from: model::LabelInput = copy
         .from
         .as_ref()
         .ok_or(ConvertError("copy.from"))?
@@ -386,7 +386,7 @@ pub fn layout(layout: &v1::Layout, size: u64) -> Result<Layout, ConvertError> {
     made.map_err(|_| ConvertError("layout"))
 }
 
-impl TryFrom<&v1::Input> for core::LabelInput {
+impl TryFrom<&v1::Input> for model::LabelInput {
     type Error = ConvertError;
 
     fn try_from(input: &v1::Input) -> Result<Self, ConvertError> {
@@ -401,12 +401,12 @@ impl TryFrom<&v1::Input> for core::LabelInput {
     }
 }
 
-impl TryFrom<&v1::Analyse> for core::Analysis {
+impl TryFrom<&v1::Analyse> for model::Analysis {
     type Error = ConvertError;
 
     fn try_from(analyse: &v1::Analyse) -> Result<Self, ConvertError> {
         let kernel = analyse.kernel.as_ref().ok_or(ConvertError("kernel"))?;
-        let output = |output: &v1::Output| core::LabelOutput {
+        let output = |output: &v1::Output| model::LabelOutput {
             name: output.name.clone(),
             object: ObjectId(output.object),
             inode: Inode(output.ino),
@@ -433,7 +433,7 @@ impl TryFrom<&v1::Analyse> for core::Analysis {
                 memory_bytes: analyse.memory_bytes,
                 named: amounts(&analyse.resources),
             },
-            limits: core::Limits {
+            limits: model::Limits {
                 time: Span(analyse.time_ns_max),
                 memory_bytes: analyse.memory_bytes_max,
                 output_bytes: analyse.output_bytes_max,
@@ -468,8 +468,8 @@ impl From<&v1::Needs> for Needs {
     }
 }
 
-impl From<&core::Outcome> for v1::LabelOutcome {
-    fn from(outcome: &core::Outcome) -> Self {
+impl From<&model::Outcome> for v1::LabelOutcome {
+    fn from(outcome: &model::Outcome) -> Self {
         let sealed = outcome.result.iter().flatten();
         Self {
             sealed: sealed
@@ -502,11 +502,11 @@ impl From<&core::Outcome> for v1::LabelOutcome {
     }
 }
 
-impl TryFrom<&v1::LabelOutcome> for core::Outcome {
+impl TryFrom<&v1::LabelOutcome> for model::Outcome {
     type Error = ConvertError;
 
     fn try_from(outcome: &v1::LabelOutcome) -> Result<Self, ConvertError> {
-        let sealed = |s: &v1::SealedObject| core::SealedOutput {
+        let sealed = |s: &v1::SealedObject| model::SealedOutput {
             object: ObjectId(s.object),
             size: s.size,
             name: s.name.clone(),
@@ -539,8 +539,8 @@ impl TryFrom<&v1::LabelOutcome> for core::Outcome {
     }
 }
 
-impl From<&core::Corrupt> for v1::CorruptObject {
-    fn from(corrupt: &core::Corrupt) -> Self {
+impl From<&model::Corrupt> for v1::CorruptObject {
+    fn from(corrupt: &model::Corrupt) -> Self {
         Self {
             object: corrupt.object.0,
             what: corrupt.what.clone(),
@@ -548,7 +548,7 @@ impl From<&core::Corrupt> for v1::CorruptObject {
     }
 }
 
-impl From<&v1::CorruptObject> for core::Corrupt {
+impl From<&v1::CorruptObject> for model::Corrupt {
     fn from(corrupt: &v1::CorruptObject) -> Self {
         Self {
             object: ObjectId(corrupt.object),
@@ -557,9 +557,9 @@ impl From<&v1::CorruptObject> for core::Corrupt {
     }
 }
 
-impl From<&core::Failure> for v1::FailureReport {
-    fn from(failure: &core::Failure) -> Self {
-        use core::FailureKind as K;
+impl From<&model::Failure> for v1::FailureReport {
+    fn from(failure: &model::Failure) -> Self {
+        use model::FailureKind as K;
         let (kind, code) = match failure.kind {
             K::Kernel => ("kernel", 0),
             K::Exit(code) => ("exit", code),
@@ -584,11 +584,11 @@ impl From<&core::Failure> for v1::FailureReport {
     }
 }
 
-impl TryFrom<&v1::FailureReport> for core::Failure {
+impl TryFrom<&v1::FailureReport> for model::Failure {
     type Error = ConvertError;
 
     fn try_from(report: &v1::FailureReport) -> Result<Self, ConvertError> {
-        use core::FailureKind as K;
+        use model::FailureKind as K;
         let kind = match report.kind.as_str() {
             "kernel" => K::Kernel,
             "exit" => K::Exit(report.code),
@@ -743,45 +743,45 @@ impl From<&Decision> for v1::Decision {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::label as core;
+    use tidemill_model::label as model;
 
     #[test]
     fn pipeline_message_round_trips_and_refuses_nested_pipeline() {
         let kernels = [
-            core::Kernel::Builtin("sort".into()),
-            core::Kernel::Program("/bin/cat".into()),
-            core::Kernel::Stored { input: "f".into() },
+            model::Kernel::Builtin("sort".into()),
+            model::Kernel::Program("/bin/cat".into()),
+            model::Kernel::Stored { input: "f".into() },
         ];
-        let stages = kernels.map(|kernel| core::Stage {
+        let stages = kernels.map(|kernel| model::Stage {
             kernel,
             args: vec!["x".into()],
         });
-        let pipeline = core::Kernel::Pipeline(Box::new(core::Pipeline {
+        let pipeline = model::Kernel::Pipeline(Box::new(model::Pipeline {
             text: "sort x | …".into(),
             stages: stages.to_vec(),
         }));
         let message = v1::Kernel::from(&pipeline);
-        assert_eq!(core::Kernel::try_from(&message), Ok(pipeline.clone()));
-        let nested = core::Kernel::Pipeline(Box::new(core::Pipeline {
+        assert_eq!(model::Kernel::try_from(&message), Ok(pipeline.clone()));
+        let nested = model::Kernel::Pipeline(Box::new(model::Pipeline {
             text: "a | b".into(),
-            stages: vec![core::Stage {
+            stages: vec![model::Stage {
                 kernel: pipeline,
                 args: Vec::new(),
             }],
         }));
-        assert!(core::Kernel::try_from(&v1::Kernel::from(&nested)).is_err());
+        assert!(model::Kernel::try_from(&v1::Kernel::from(&nested)).is_err());
     }
 
-    fn label() -> core::Label {
-        let analysis = core::Analysis {
+    fn label() -> model::Label {
+        let analysis = model::Analysis {
             task: TaskId(1),
             job: JobId(2),
             name: "t".into(),
-            kernel: core::Kernel::Native {
+            kernel: model::Kernel::Native {
                 input: "k.so".into(),
             },
             args: vec!["a".into()],
-            inputs: vec![core::LabelInput {
+            inputs: vec![model::LabelInput {
                 name: "in".into(),
                 object: ObjectId(3),
                 node: NodeId(4),
@@ -791,7 +791,7 @@ mod tests {
                     .of_values(Some("{}"))
                     .unwrap(),
             }],
-            outputs: vec![core::LabelOutput {
+            outputs: vec![model::LabelOutput {
                 name: "out".into(),
                 object: ObjectId(6),
                 inode: Inode(7),
@@ -806,9 +806,9 @@ mod tests {
                 memory_bytes: 7,
                 named: BTreeMap::from([("licence.x".into(), 2)]),
             },
-            limits: core::Limits {
+            limits: model::Limits {
                 cores: Some(0),
-                ..core::Limits::default()
+                ..model::Limits::default()
             },
             runtime_environment: RuntimeEnvironment {
                 environment: [("A".into(), "1".into())].into(),
@@ -816,24 +816,24 @@ mod tests {
                 directories: vec!["/sw".into()],
             },
         };
-        core::Label {
+        model::Label {
             id: LabelId(9),
-            owner: core::Owner { uid: 1, gid: 2 },
+            owner: model::Owner { uid: 1, gid: 2 },
             after: vec![LabelId(8)],
-            operation: core::Operation::Analyse(Box::new(analysis)),
+            operation: model::Operation::Analyse(Box::new(analysis)),
         }
     }
 
     #[test]
     fn label_message_round_trips() {
         assert_eq!(
-            core::Label::try_from(&v1::Label::from(&label())),
+            model::Label::try_from(&v1::Label::from(&label())),
             Ok(label())
         );
         let mut broken = v1::Label::from(&label());
         broken.operation = None;
         assert_eq!(
-            core::Label::try_from(&broken),
+            model::Label::try_from(&broken),
             Err(ConvertError("operation"))
         );
     }
@@ -846,8 +846,8 @@ mod tests {
             if let Some(v1::label::Operation::Analyse(analyse)) = &mut label.operation {
                 analyse.inputs[0].selection = selection;
             }
-            let read = core::Label::try_from(&label)?;
-            let core::Operation::Analyse(analysis) = read.operation else {
+            let read = model::Label::try_from(&label)?;
+            let model::Operation::Analyse(analysis) = read.operation else {
                 panic!("it analyses");
             };
             Ok(analysis.inputs[0].selection.clone())
@@ -893,9 +893,9 @@ mod tests {
             (analyse.cores, analyse.memory_bytes) = (None, 0);
             analyse.resources.clear();
         }
-        let read = core::Label::try_from(&old).unwrap();
+        let read = model::Label::try_from(&old).unwrap();
         assert_eq!(read.operation.needs(), Some(&Needs::default()));
-        let core::Operation::Analyse(analysis) = &read.operation else {
+        let model::Operation::Analyse(analysis) = &read.operation else {
             panic!("it analyses");
         };
         assert_eq!(analysis.limits.cores, None);
@@ -904,7 +904,7 @@ mod tests {
 
     #[test]
     fn every_failure_kind_message_round_trips() {
-        use core::FailureKind as K;
+        use model::FailureKind as K;
         for kind in [
             K::Kernel,
             K::Exit(3),
@@ -921,12 +921,12 @@ mod tests {
             K::Rescheduled,
             K::Unfit,
         ] {
-            let failure = core::Failure {
+            let failure = model::Failure {
                 kind,
                 message: "m".into(),
             };
             assert_eq!(
-                core::Failure::try_from(&v1::FailureReport::from(&failure)),
+                model::Failure::try_from(&v1::FailureReport::from(&failure)),
                 Ok(failure)
             );
         }

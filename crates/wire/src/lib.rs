@@ -1,5 +1,5 @@
 //! Formats on the network: the protobuf services, the HTTP routes of a node, capabilities, and the conversions between messages and the
-//! types of the core.
+//! types of the data model.
 //!
 //! The crate only defines formats: it opens no connection.
 

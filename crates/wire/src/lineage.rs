@@ -1,11 +1,11 @@
-//! Converts the server's answers about lineage to a graph of the core crate, which can display the graph.
+//! Converts the server's answers about lineage to a graph of the crate `model`, which prints the graph as text.
 
 use crate::convert::time_from_wire;
 use crate::v1;
-use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::Owner;
-use tidemill_core::lineage::search::{Annotated, LineageCriteria};
-use tidemill_core::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter};
+use tidemill_model::id::{Inode, JobId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::Owner;
+use tidemill_model::lineage::search::{Annotated, LineageCriteria};
+use tidemill_model::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter};
 
 /// Converts a server's answer about lineage to a graph.
 #[must_use]

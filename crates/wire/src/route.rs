@@ -43,7 +43,7 @@
 //! `GET /status` and `GET /tasks` need a capability for the status object. `GET /objects` needs a capability to remove the status object, which
 //! only the server has.
 
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Name of the HTTP header that carries a capability in hexadecimal.
 pub const CAPABILITY_HEADER: &str = "x-tidemill-capability";
@@ -144,7 +144,7 @@ pub struct SealBody {
     /// change the object through that file any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Version and index of the part that the object is, encoded (`tidemill_core::layout::PartOf`).
+    /// Version and index of the part that the object is, encoded (`tidemill_model::layout::PartOf`).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub part: Option<[u8; 32]>,
 }

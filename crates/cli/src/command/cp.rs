@@ -14,7 +14,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 
 const EXAMPLES: &str = "Examples:
   tidemill cp scratch:run-7 /raw              all files below run-7, as /raw/…

@@ -5,7 +5,7 @@ use crate::output::Message;
 use crate::output::messages::FileEvent;
 use std::process::ExitCode;
 use std::time::Duration;
-use tidemill_core::display;
+use tidemill_model::display;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:

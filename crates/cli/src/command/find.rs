@@ -9,7 +9,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Error;
-use tidemill_core::find::read;
+use tidemill_lang::find::read;
 use tidemill_mount::mountpoint::is_mounted;
 use tidemill_wire::v1;
 

@@ -17,9 +17,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Duration;
-use tidemill_kernel::{
+use tidemill_compute::{builtin_kernels, builtin_names, is_builtin};
+use tidemill_sandbox::{
     CodeSource, Exit, InputsAs, Launcher, LauncherSettings, Prepared, Run, RunInput, RunLimits,
-    builtin_kernels, builtin_names, find_program, is_builtin,
+    find_program,
 };
 
 /// Reason why no module is built or stored.

@@ -4,6 +4,7 @@ mod criteria;
 mod question;
 
 use crate::context::CommandContext;
+use crate::drawing::{difference as differences, dot, svg};
 use crate::output::lineage::{Differences, Lineage};
 use crate::output::{Message, Output, Registered, atomic_file, list, prov};
 use anyhow::{Context as _, ensure};
@@ -13,7 +14,7 @@ use question::{LineageView, Question, Start, Ways, ask};
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_core::lineage::{difference as differences, dot, svg, text};
+use tidemill_model::lineage::text;
 
 const EXAMPLES: &str = "Examples:
   tidemill lineage show /montage/mosaic.png            the origin of a file

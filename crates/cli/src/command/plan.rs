@@ -14,7 +14,7 @@ pub(crate) use job::write;
 use crate::context::CommandContext;
 use clap::Subcommand;
 use std::process::ExitCode;
-use tidemill_core::policy::{UnknownPolicy, by_name};
+use tidemill_sched::policy::{UnknownPolicy, by_name};
 
 const EXAMPLES: &str = "Examples:
   tidemill plan run job.toml --costs costs.toml --platform cluster.ini   this job on that cluster

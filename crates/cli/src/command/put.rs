@@ -15,9 +15,9 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use tidemill_client::Server;
 use tidemill_client::transfer::{PutOptions, Transfer};
-use tidemill_core::id::NodeId;
-use tidemill_core::layout::Stripes;
-use tidemill_core::replicas;
+use tidemill_model::id::NodeId;
+use tidemill_model::layout::Stripes;
+use tidemill_model::replicas;
 use tidemill_wire::v1::{self, name_op::Op};
 use tokio::task::JoinSet;
 

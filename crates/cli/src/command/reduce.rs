@@ -11,15 +11,15 @@ use std::fs::{DirEntry, File};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_core::display::unescaped;
-use tidemill_core::glob::Pattern;
-use tidemill_format::time::Units;
-use tidemill_format::zip::Zip;
-use tidemill_format::{Format, Header, VariableSource};
-use tidemill_kernel::reduction::{
+use tidemill_compute::reduction::{
     self, CellRange, Netcdf, QueryText, ReductionInput, ReductionQuery, ResultFormat, ResultTable,
     local,
 };
+use tidemill_format::time::Units;
+use tidemill_format::zip::Zip;
+use tidemill_format::{Format, Header, VariableSource};
+use tidemill_model::display::unescaped;
+use tidemill_model::glob::Pattern;
 use tokio::task::block_in_place;
 
 mod job;
@@ -492,7 +492,7 @@ mod tests {
                 fill: None,
             }],
         };
-        let query = ReductionQuery::new(tidemill_kernel::reduction::ReduceOperation::Mean, "tas");
+        let query = ReductionQuery::new(tidemill_compute::reduction::ReduceOperation::Mean, "tas");
         let names = ["a.nc", "b.nc"].map(str::to_owned);
         let headers = ["tas", "pr"].map(header);
         let (kept, notes) = having(&query, (&names, &[true, true]), &headers);
@@ -508,9 +508,9 @@ mod tests {
     #[test]
     fn expand_matches_patterns_on_names_that_are_not_utf8() {
         let names = [&b"a.nc"[..], b"b\xff.nc", b"b\xe4.nc", br"b\xff.nc"];
-        let list = |_: &str| anyhow::Ok(names.map(tidemill_core::display::escaped).to_vec());
+        let list = |_: &str| anyhow::Ok(names.map(tidemill_model::display::escaped).to_vec());
         let found = |pattern: &[u8]| {
-            let pattern = tidemill_core::display::escaped(pattern);
+            let pattern = tidemill_model::display::escaped(pattern);
             let found = expand(&pattern, list).unwrap();
             found.iter().map(|name| unescaped(name)).collect::<Vec<_>>()
         };

@@ -14,7 +14,7 @@ use std::io::Read;
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 use tidemill_client::Server;
-use tidemill_core::rule::MAX_RULE_BYTES;
+use tidemill_lang::rule::MAX_RULE_BYTES;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:

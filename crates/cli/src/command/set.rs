@@ -7,9 +7,9 @@ use anyhow::ensure;
 use std::ffi::OsString;
 use std::process::ExitCode;
 use tidemill_client::{Error, Server};
-use tidemill_core::burst::Durable;
-use tidemill_core::layout::{Stripes, Tier};
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::layout::{Stripes, Tier};
+use tidemill_model::replicas::WantedReplicas;
+use tidemill_sched::burst::Durable;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const EXAMPLES: &str = "Examples:

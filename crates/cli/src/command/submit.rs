@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_plan::units::{MoneyPerJoule, Price, Watts};
 use tidemill_wire::v1;
 

@@ -7,7 +7,7 @@ use super::table::Text;
 use super::{Report, list, records};
 use crate::files::ClusterPath;
 use crate::format::{self, Bytes, Time};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::v1;
 
 records! {

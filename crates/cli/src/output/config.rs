@@ -3,7 +3,7 @@
 use super::table::{Text, columns};
 use super::{Report, exact, records};
 use std::path::Path;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 
 /// Origin of a value.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use super::table::Text;
 use super::{Report, joined, list, records};
 use crate::files::ClusterPath;
 use crate::format::{self, Bytes, Span, Time};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::{condition, v1};
 
 records! {

@@ -5,8 +5,8 @@ use super::{Report, joined, records};
 use crate::format::Bytes;
 use serde_json::{Value as Json, json};
 use std::collections::BTreeMap;
-use tidemill_core::display::line;
 use tidemill_format::{Attribute, Dimension, Endian, Filter, Format, Storage, Value, Variable};
+use tidemill_model::display::line;
 
 records! {
     /// Scientific file.

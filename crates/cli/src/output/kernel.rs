@@ -7,8 +7,8 @@ use crate::format::{self, Bytes, Span};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tidemill_core::job::user_kernels::OwnName;
-use tidemill_kernel::BuiltinKernel;
+use tidemill_compute::BuiltinKernel;
+use tidemill_model::user_kernels::OwnName;
 
 records! {
     /// Kernels: built-in kernels, and kernels that users have stored in the cluster.

@@ -1,12 +1,13 @@
 //! Lineage of files: versions, and the runs that made them.
 
 use super::{given, list, maybe, records, sorted};
+use crate::drawing::difference;
 use crate::format::{Bytes, Time};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tidemill_core::id::{ObjectId, TaskId};
-use tidemill_core::lineage::{Graph, Vertex, difference};
+use tidemill_model::id::{ObjectId, TaskId};
+use tidemill_model::lineage::{Graph, Vertex};
 use tidemill_wire::v1;
 
 records! {

@@ -40,7 +40,7 @@ use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::process::ExitCode;
 pub(crate) use table::{Row, Text, UnknownColumn};
-use tidemill_core::display;
+use tidemill_model::display;
 
 /// Declares structs of the JSON output. With `from`, a struct is made from a message of the protocol, with `new` from arguments;
 /// a field without a value has that of the same name.

@@ -6,9 +6,9 @@ use super::{Report, given, maybe, records, sorted};
 use crate::format::{self, Bytes, Span, Time};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tidemill_core::display::line;
-use tidemill_core::score::{energy_class, speed_class};
+use tidemill_model::display::line;
 use tidemill_node::flash_model;
+use tidemill_sched::score::{energy_class, speed_class};
 use tidemill_wire::v1;
 
 records! {

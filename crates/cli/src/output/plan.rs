@@ -7,7 +7,7 @@ use crate::format::{self, Bytes, Span};
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_plan::advisor::hook::{HookAdvice, HookCase, TierShortage};
 use tidemill_plan::advisor::{Advice, Case, ExecutionSide, Prediction, RunChoice};
 use tidemill_plan::model::{ReportPart, SiteReport};

@@ -6,9 +6,9 @@
 //! one has times and a place. Every name in the document is described.
 
 use serde_json::{Map, Value, json};
-use tidemill_core::id::{ObjectId, TaskId};
-use tidemill_core::label::Owner;
-use tidemill_core::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter, iso_time};
+use tidemill_model::id::{ObjectId, TaskId};
+use tidemill_model::label::Owner;
+use tidemill_model::lineage::{Graph, LineageRecord, LineageVersion, VersionWriter, iso_time};
 
 /// Maximum number of derivations of one run; `used` and `wasGeneratedBy` contain all relations.
 const DERIVATIONS_MAX: usize = 10_000;
@@ -268,8 +268,8 @@ fn typed(value: impl ToString, kind: &str) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{Inode, NodeId};
-    use tidemill_core::time::Time;
+    use tidemill_model::id::{Inode, NodeId};
+    use tidemill_model::time::Time;
 
     const CLUSTER: u64 = 0xabc;
 

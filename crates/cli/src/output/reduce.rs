@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use tidemill_kernel::reduction::{ResultAxis, ResultFormat, ResultTable};
+use tidemill_compute::reduction::{ResultAxis, ResultFormat, ResultTable};
 
 /// Maximum number of cells that are shown in columns; a larger result is shown as CSV.
 const ROWS_MAX: usize = 1000;
@@ -62,7 +62,7 @@ records! {
 impl Report for Reduced {
     fn text(&self, out: &mut Text) {
         let of = &self.0;
-        let value = |field: &tidemill_kernel::reduction::ResultField, cell| {
+        let value = |field: &tidemill_compute::reduction::ResultField, cell| {
             super::dash(&field.values.text(cell))
         };
         if of.axes.is_empty() {

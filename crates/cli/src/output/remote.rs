@@ -6,7 +6,7 @@ use crate::format::{self, Bytes, Time};
 use schemars::JsonSchema;
 use serde::Serialize;
 use tidemill_client::users;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_node::backend::packs::recovery::Recovered;
 use tidemill_wire::v1;
 

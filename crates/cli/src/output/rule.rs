@@ -5,7 +5,7 @@ use super::{Report, given, list, maybe, records, sorted};
 use crate::format::{self, Bytes, Time};
 use std::collections::BTreeMap;
 use tidemill_client::users;
-use tidemill_core::display::{line, lines};
+use tidemill_model::display::{line, lines};
 use tidemill_wire::v1;
 
 listing! {
@@ -215,7 +215,7 @@ records! {
 
 /// Returns a job as TOML.
 fn as_toml(job: &str) -> String {
-    let group = tidemill_core::script::parse("job", job.as_bytes());
+    let group = tidemill_lang::script::parse("job", job.as_bytes());
     group.map_or_else(|_| job.to_owned(), |group| group.to_toml())
 }
 

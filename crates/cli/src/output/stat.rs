@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use tidemill_client::users;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::v1;
 
 records! {

@@ -3,7 +3,7 @@
 use super::Report;
 use comfy_table::{CellAlignment, ContentArrangement, Table, presets};
 use std::fmt::{Arguments, Write as _};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 
 /// Column of a table.
 pub(crate) struct Column<T> {

@@ -8,7 +8,7 @@ use crate::striped::StripedVersion;
 use crate::transfer::{Transfer, remote_at};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::time::Instant;
 

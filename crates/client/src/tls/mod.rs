@@ -22,7 +22,7 @@ use rustls::crypto::ring::{self, cipher_suite};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use rustls::{ClientConfig, RootCertStore, ServerConfig};
 use std::sync::Arc;
-use tidemill_core::id::NodeId;
+use tidemill_model::id::NodeId;
 
 /// Name in the certificate of a server.
 pub const SERVER: &str = "server.tidemill";

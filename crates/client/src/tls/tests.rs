@@ -5,7 +5,7 @@ use crate::error::{Error, deepest};
 use crate::objects::{ObjectAddress, Objects};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, date_time_ymd};
 use rustix::process::{Resource, getrlimit, setrlimit};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use tidemill_client::id_pool::IdStock;
 use tidemill_client::local::{LocalError, LocalNames};
 use tidemill_client::{Error as ClientError, Objects, Server};
-use tidemill_core::id::NodeId;
+use tidemill_model::id::NodeId;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
 use tokio::sync::Notify;

@@ -1,4 +1,4 @@
-//! Locks of programs on this mount (`flock`, `fcntl`) and their agreement with the locks on other mounts. [`tidemill_core::locks`] decides;
+//! Locks of programs on this mount (`flock`, `fcntl`) and their agreement with the locks on other mounts. [`tidemill_model::locks`] decides;
 //! this module sends messages to the server (next: `server/src`) and answers to programs.
 //!
 //! Messages are sent to the server one after the other, in the order in which they arose. The server's messages arrive on its stream, after
@@ -16,7 +16,7 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
-use tidemill_core::locks::{Effect, Holder, Lock, LockAnswer, LockHolder, LockMode, LockSpace};
+use tidemill_model::locks::{Effect, Holder, Lock, LockAnswer, LockHolder, LockMode, LockSpace};
 use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op, name_op, name_result::Result as Reply,
 };

@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::published::Visible;
 use tidemill_client::{Error as ClientError, object_file};
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{Extent, Part, PartOf, UNPUBLISHED_MAX};
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{Extent, Part, PartOf, UNPUBLISHED_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Number of unpublished extents at which this mount publishes its writes without a request. Writes that are in progress at that time may

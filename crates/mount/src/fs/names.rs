@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Error as ClientError;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::control;
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 

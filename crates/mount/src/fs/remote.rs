@@ -17,7 +17,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_client::objects::ObjectAddress as Address;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::sync::Notify;
 
 /// An object on another host.

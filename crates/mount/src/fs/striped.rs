@@ -9,8 +9,8 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_core::id::ObjectId;
-use tidemill_core::layout::{self, Layout};
+use tidemill_model::id::ObjectId;
+use tidemill_model::layout::{self, Layout};
 
 /// An open version that is spread over several nodes.
 #[derive(Debug)]

@@ -13,7 +13,7 @@ use super::{Caller, Fs, WaitPolicy};
 use crate::error::Error;
 use std::sync::Arc;
 use tidemill_client::{Error as ClientError, object_file};
-use tidemill_core::layout::{self, Layout};
+use tidemill_model::layout::{self, Layout};
 use tidemill_wire::{convert, v1};
 
 fn read(opened: &v1::Opened, reported: &v1::Layout) -> Result<layout::StripedLayout, Error> {

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Instant;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
 /// Number of bits of an [`InodeKey`] that hold the inode.

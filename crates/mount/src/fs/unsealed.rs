@@ -169,7 +169,7 @@ mod tests {
         assert_eq!(unsealed.standing(), UnsealedSummary::default());
         unsealed.enter(7, 70);
         assert_eq!(unsealed.errno(70), Errno::TXTBSY);
-        let why = ClientError::NodeDown(tidemill_core::id::NodeId(3));
+        let why = ClientError::NodeDown(tidemill_model::id::NodeId(3));
         assert!(unsealed.failed(7, &why));
         assert!(!unsealed.failed(7, &why));
         assert_eq!(unsealed.errno(70), Errno::HOSTUNREACH);

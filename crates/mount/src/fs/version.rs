@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use tidemill_client::{Error as ClientError, object_file};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 /// Maximum time for which an open for writing waits for another writer's seal.

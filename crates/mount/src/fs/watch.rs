@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::TrySendError;
 use std::time::Duration;
-use tidemill_core::display::escaped;
+use tidemill_model::display::escaped;
 use tidemill_wire::control::DIRECTORY;
 use tidemill_wire::v1::{self, LockNews, lock_news::What, name_op::Op};
 use tokio::sync::mpsc;

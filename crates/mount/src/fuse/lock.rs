@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_core::locks::{Lock, LockHolder, LockMode, LockSpace};
+use tidemill_model::locks::{Lock, LockHolder, LockMode, LockSpace};
 
 /// Maximum time for which the adapter checks a thread that has requested a lock and does not sleep yet.
 const SLEEP_PATIENCE: Duration = Duration::from_secs(10);

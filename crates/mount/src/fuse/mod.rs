@@ -33,7 +33,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 use waiting::Refuse;
 

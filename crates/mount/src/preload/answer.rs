@@ -15,7 +15,7 @@ use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_preload_api::{Answer, Entry, HANDLES_AT, LISTING_BYTES_MAX, Op, Request, Stat};
 use tidemill_wire::v1::Kind;
 

@@ -6,7 +6,7 @@ use crate::fs::{Caller, Fs, InodeKey, LookupResult, WaitPolicy};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::HashSet;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 
 /// Maximum number of symbolic links in one path, as in Linux.

@@ -11,7 +11,7 @@ use super::uploading::is_own;
 use super::{Backend, BackendFailure, BackendFile, Far as _};
 use crate::store::StoreError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Maximum difference between the external store's clock and the host's clock in seconds. S3 accepts no larger difference.
 const CLOCKS_S: i64 = 16 * 60;

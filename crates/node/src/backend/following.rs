@@ -11,7 +11,7 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Key of the list of attached directories in the database table `identity`.
 const ATTACHED: &str = "backend attached";

@@ -53,9 +53,9 @@ use std::path::PathBuf;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
-use tidemill_core::id::ObjectId;
-use tidemill_kernel::PrivateFile;
-use tidemill_kernel::locks::ProcFile;
+use tidemill_model::id::ObjectId;
+use tidemill_sandbox::PrivateFile;
+use tidemill_sandbox::locks::ProcFile;
 use tidemill_wire::{condition, v1};
 
 /// Capacity in bytes of a node whose external store has no configured limit: 1 PiB.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashSet};
 use std::sync::Arc;
 use tidemill_client::blocks::{BLOCK_BYTES, BlockCache, BlockKey};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
 

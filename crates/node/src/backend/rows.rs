@@ -3,8 +3,8 @@
 use super::BackendFile;
 use super::reading::BackendLocation;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
-use tidemill_core::attribute::object as attribute;
-use tidemill_core::id::ObjectId;
+use tidemill_model::attribute::object as attribute;
+use tidemill_model::id::ObjectId;
 
 fn object(row: &Row<'_>, at: usize) -> Result<ObjectId> {
     Ok(ObjectId(row.get::<_, i64>(at)?.cast_unsigned()))

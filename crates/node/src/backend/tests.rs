@@ -5,9 +5,9 @@ use super::*;
 use crate::notes;
 use crate::records::{self, ObjectRecord};
 use std::collections::BTreeMap;
-use tidemill_core::attribute::object;
-use tidemill_core::label::Owner;
-use tidemill_core::time::Time;
+use tidemill_model::attribute::object;
+use tidemill_model::label::Owner;
+use tidemill_model::time::Time;
 use tidemill_wire::v1;
 
 #[derive(Debug, Default)]

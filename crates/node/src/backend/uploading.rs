@@ -15,8 +15,8 @@ use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
-use tidemill_core::attribute::object;
-use tidemill_core::id::ObjectId;
+use tidemill_model::attribute::object;
+use tidemill_model::id::ObjectId;
 
 /// Maximum number of bytes per read of an object.
 const PIECE_BYTES: usize = 8 << 20;

@@ -6,7 +6,7 @@
 use super::BarrierValues;
 use std::collections::BTreeMap;
 use std::io;
-use tidemill_kernel::peers::RANKS_MAX;
+use tidemill_sandbox::peers::RANKS_MAX;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
 

@@ -27,9 +27,9 @@ use std::os::unix::net::UnixStream as StdUnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::objects::DedicatedConnection;
-use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::{Failure, FailureKind, Operation, Outcome};
-use tidemill_kernel::peers::{RANKS_MAX, RankNetwork};
+use tidemill_model::id::{LabelId, ObjectId};
+use tidemill_model::label::{Failure, FailureKind, Operation, Outcome};
+use tidemill_sandbox::peers::{RANKS_MAX, RankNetwork};
 use tidemill_wire::capability::{Capability, rights};
 use tidemill_wire::route::RANK_PROTOCOL;
 use tidemill_wire::v1;
@@ -379,7 +379,7 @@ impl ServedRank<'_> {
 }
 
 async fn give(
-    made: &tidemill_kernel::PrivateFile,
+    made: &tidemill_sandbox::PrivateFile,
     to: &mut (impl AsyncWrite + Unpin),
 ) -> io::Result<()> {
     let size = made.size()?;

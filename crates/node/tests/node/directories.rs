@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails here has failed")]
 
 use crate::cluster::*;
-use tidemill_core::directory::{DEPTH_MAX, FILES_MAX};
+use tidemill_model::directory::{DEPTH_MAX, FILES_MAX};
 use tidemill_node::RunningNode;
 use tidemill_wire::v1;
 
@@ -143,7 +143,7 @@ async fn directory_output_files_of_first_run_are_removed_after_rerun() {
     drop(connection);
     node.stop().await;
     for object in DIRECTORY + 1..DIRECTORY + 5 {
-        let path = tidemill_core::id::ObjectId(object).relative_path();
+        let path = tidemill_model::id::ObjectId(object).relative_path();
         std::fs::write(directory.path().join(path), "of the first run").unwrap();
     }
     assert_eq!(objects(directory.path()), 5);

@@ -4,7 +4,7 @@
 
 use crate::cluster::*;
 use std::os::unix::fs::MetadataExt;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_node::RunningNode;
 use tidemill_wire::v1;
 

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tidemill_client::Objects;
 use tidemill_client::objects::ObjectAddress;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 

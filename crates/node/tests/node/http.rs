@@ -13,9 +13,9 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::sync::Arc;
 use tidemill_client::Objects;
 use tidemill_client::objects::ObjectAddress;
-use tidemill_core::attribute::object as number;
-use tidemill_core::id::{NodeId, ObjectId, TaskId};
-use tidemill_core::layout::PartOf;
+use tidemill_model::attribute::object as number;
+use tidemill_model::id::{NodeId, ObjectId, TaskId};
+use tidemill_model::layout::PartOf;
 use tidemill_node::{RunningNode, config::NodeConfig};
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tidemill_wire::route::{SealBody, SealItem};
@@ -144,7 +144,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
     let metadata = std::fs::metadata(&file).unwrap();
     assert_eq!(metadata.permissions().mode() & 0o777, 0o444);
     if rustix::process::geteuid().is_root() {
-        assert_eq!(metadata.uid(), tidemill_kernel::STORE_USER.uid);
+        assert_eq!(metadata.uid(), tidemill_sandbox::STORE_USER.uid);
     }
     let whole = request(&node, "GET", &path(5), Some(&read), "", b"").await;
     assert!(whole.status == 200 && whole.body == data);
@@ -323,7 +323,7 @@ async fn request_without_matching_capability_is_refused() {
     let key = tidemill_wire::capability::CapabilityKey::new(KEY);
     let old = key.sign(&tidemill_wire::capability::Capability {
         object: ObjectId(5),
-        node: tidemill_core::id::NodeId(1),
+        node: tidemill_model::id::NodeId(1),
         rights: ALL,
         uid: 0,
         expires_at_ns: 1,
@@ -440,7 +440,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
         let all = listed.as_array().unwrap();
         all.iter().find(|a| a["number"] == number).unwrap()["value"].clone()
     };
-    use tidemill_core::attribute::object;
+    use tidemill_model::attribute::object;
     assert_eq!(value(object::SIZE.into()), 150);
     // The server sets the path, not the client.
     let numbers: Vec<u64> = listed
@@ -574,7 +574,7 @@ async fn seal_with_capability_without_attributes_is_refused() {
     let key = tidemill_wire::capability::CapabilityKey::new(KEY);
     let bare = key.sign(&tidemill_wire::capability::Capability {
         object: ObjectId(54),
-        node: tidemill_core::id::NodeId(1),
+        node: tidemill_model::id::NodeId(1),
         rights: ALL,
         uid: user(),
         expires_at_ns: u64::MAX,

@@ -131,7 +131,7 @@ async fn missing_or_invalid_outputs_fail_task_with_reason() {
     assert_eq!(sealed(&connection.finished(4).await), [(14, 2)]);
     assert_eq!(sealed(&connection.finished(5).await), [(15, 3000)]);
     for object in [11_u64, 12, 13, 16] {
-        let path = tidemill_core::id::ObjectId(object).relative_path();
+        let path = tidemill_model::id::ObjectId(object).relative_path();
         assert!(!directory.path().join(path).exists());
     }
     node.stop().await;
@@ -407,7 +407,7 @@ async fn remove_and_copy_run_while_kernels_use_all_cores() {
     assert_eq!((removed.failure, removed.sealed), (None, vec![]));
     let store = &node.daemon().parts().store;
     for object in [1, 2] {
-        assert!(store.stat(tidemill_core::id::ObjectId(object)).is_err());
+        assert!(store.stat(tidemill_model::id::ObjectId(object)).is_err());
     }
     node.stop().await;
 }

@@ -5,7 +5,7 @@
 use crate::cluster::*;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_node::{Error, RunningNode};
 use tidemill_wire::v1;
 

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use tidemill_client::Objects;
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_node::{NodeConfig, RunningNode};
 use tidemill_wire::capability::rights;
 use tidemill_wire::replicas::{OBJECTS_MAX, ReplicaItem, decode};

@@ -6,7 +6,7 @@ use crate::cluster::*;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use tidemill_client::{Error, Objects};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1::{self, from_node::Message};

@@ -4,10 +4,10 @@
 
 use proptest::prelude::*;
 use std::collections::BTreeMap;
-use tidemill_core::id::ObjectId;
-use tidemill_kernel::PrivateFile;
+use tidemill_model::id::ObjectId;
 use tidemill_node::directory::DirectoryStore;
 use tidemill_node::store::{ObjectStat, Store, StoreError};
+use tidemill_sandbox::PrivateFile;
 
 const CAPACITY: u64 = 4096;
 

@@ -2,7 +2,7 @@
 
 use super::Area;
 use std::fmt::Write;
-use tidemill_core::xml::escaped;
+use tidemill_model::xml::escaped;
 
 const FONT: &str = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 const INK: &str = "#24292f";

@@ -3,7 +3,7 @@
 use super::flow::FlowId;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use tidemill_core::time::Time;
+use tidemill_model::time::Time;
 
 /// Direction of messages; messages in the same direction stay in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -9,7 +9,7 @@ use super::workflow::Workflow;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
-use tidemill_core::display::bytes;
+use tidemill_model::display::bytes;
 
 /// Prediction and measurement of a job.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]
@@ -175,7 +175,7 @@ mod tests {
     };
     use super::super::{PlatformNode, Reused, TaskReport, WorkflowTask, job};
     use super::*;
-    use tidemill_core::time::Span;
+    use tidemill_model::time::Span;
 
     #[test]
     fn compare_errors_are_percent_of_measured() {

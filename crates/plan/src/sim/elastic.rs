@@ -10,8 +10,8 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use tidemill_core::event::History;
-use tidemill_core::time::Span;
+use tidemill_model::event::History;
+use tidemill_model::time::Span;
 
 /// Result of one way to allocate nodes.
 #[derive(Clone, Debug, PartialEq, Serialize, JsonSchema)]

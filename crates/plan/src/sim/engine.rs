@@ -20,17 +20,17 @@ use super::workflow::Workflow;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use suspend::PowerStates;
 pub(super) use suspend::SuspendTimes;
-use tidemill_core::content;
-use tidemill_core::dispatch::Dispatcher;
-use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, Role};
-use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{
+use tidemill_model::content;
+use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, Role};
+use tidemill_model::id::{LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{
     Failure, FailureKind, Label, LabelInput, Operation, Outcome, SealedOutput,
 };
-use tidemill_core::layout::{Layout, Part, Selection};
-use tidemill_core::object::Placed;
-use tidemill_core::policy::PolicyState;
-use tidemill_core::time::{Span, Time};
+use tidemill_model::layout::{Layout, Part, Selection};
+use tidemill_model::object::Placed;
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::dispatch::Dispatcher;
+use tidemill_sched::policy::PolicyState;
 
 /// Capacity and free space of nodes whose devices have no limit, in bytes.
 const CAPACITY_BYTES: u64 = 1 << 60;

@@ -1,8 +1,8 @@
 //! Errors in the simulator's input and in its request.
 
 use crate::suggestions::perhaps;
-use tidemill_core::id::NodeId;
-use tidemill_core::policy::UnknownPolicy;
+use tidemill_model::id::NodeId;
+use tidemill_sched::policy::UnknownPolicy;
 
 /// Error in an input file; its text begins with file and line, as compilers write errors.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -1,7 +1,7 @@
 //! Faults in a simulation: runs that fail at a rate, and devices that are full.
 
 use super::platform::PlatformNode;
-use tidemill_core::random::RandomSource;
+use tidemill_model::random::RandomSource;
 
 /// Constant that separates the random numbers of faults from random numbers of a policy with the same seed.
 const FAULTS: u64 = 0x6661_756c_7473;

@@ -9,7 +9,7 @@
 //! exactly.
 
 use super::clock::{Clock, PlannedEvent};
-use tidemill_core::time::Time;
+use tidemill_model::time::Time;
 
 const BILLION: u128 = 1_000_000_000;
 

@@ -11,11 +11,11 @@ use super::workflow::{GraphFault, Workflow, WorkflowFile, WorkflowTask};
 use crate::suggestions;
 use serde::Deserialize;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::job::{self, InputOrigin, Job, KernelKind};
-use tidemill_core::label::{Kernel, Pipeline, Stage};
-use tidemill_core::script::Position;
-use tidemill_core::similar_names::nearest;
-use tidemill_core::time::Span;
+use tidemill_lang::job::{self, InputOrigin, Job, KernelKind};
+use tidemill_lang::script::Position;
+use tidemill_model::label::{Kernel, Pipeline, Stage};
+use tidemill_model::similar_names::nearest;
+use tidemill_model::time::Span;
 use toml::Spanned;
 
 #[derive(Debug, Default, Deserialize)]

@@ -6,7 +6,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use std::collections::BTreeMap;
-use tidemill_core::similar_names::nearest;
+use tidemill_model::similar_names::nearest;
 
 /// Keys of a JSON object in a format that allows additional keys.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! The simulator: runs jobs on a cluster under a virtual clock, with the dispatcher of a running cluster.
 //!
 //! [`Platform`] is the cluster, and [`Workflow`] is the job with run times and sizes; [`Simulation`] runs the job on the cluster and
-//! returns a [`SimulationReport`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_core`: this module
+//! returns a [`SimulationReport`]. The dispatcher, its policies and the ledger of free resources are those of `tidemill_sched`: this module
 //! only carries out the decisions in virtual time. `docs/planning.md` is the user's page; `docs/simulator.md` describes the model.
 //!
 //! ```

@@ -7,8 +7,8 @@
 use super::faults::UsedSpace;
 use super::platform::PlatformNode;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use tidemill_core::id::ObjectId;
-use tidemill_core::resources::{Needs, ResourceLedger, first_to_start};
+use tidemill_model::id::ObjectId;
+use tidemill_model::resources::{Needs, ResourceLedger, first_to_start};
 
 /// State of a simulated node. Labels are named by their index in the engine.
 #[derive(Debug)]

@@ -8,13 +8,13 @@ use super::ini::{self, IniSection, IniSetting};
 use super::quantity::{self, QuantityKind, whole};
 use crate::units::significant;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::dispatch::REPLICAS_BYTES_MAX;
-use tidemill_core::elastic::RESUME_UNKNOWN;
-use tidemill_core::event::History;
-use tidemill_core::id::NodeId;
-use tidemill_core::job::{DEFAULT_RETRIES, MAX_RETRIES};
-use tidemill_core::resources::{self, Offers};
-use tidemill_core::time::Span;
+use tidemill_lang::job::{DEFAULT_RETRIES, MAX_RETRIES};
+use tidemill_model::event::History;
+use tidemill_model::id::NodeId;
+use tidemill_model::replicas::INPUT_CACHE_BYTES_MAX;
+use tidemill_model::resources::{self, Offers};
+use tidemill_model::time::Span;
+use tidemill_sched::elastic::RESUME_UNKNOWN;
 
 /// Maximum number of nodes of a simulated platform.
 pub const NODES_MAX: u32 = 1_000_000;
@@ -127,7 +127,7 @@ impl Default for PlatformNode {
             link_assumed: LINK_ASSUMED_BYTES_PER_SEC,
             device_assumed: None,
             watts_milli_assumed: None,
-            input_cache_bytes_max: REPLICAS_BYTES_MAX,
+            input_cache_bytes_max: INPUT_CACHE_BYTES_MAX,
             capacity: None,
             failure_rate: 0.0,
             hash_bandwidth: None,

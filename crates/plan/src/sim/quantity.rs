@@ -1,11 +1,11 @@
 //! Parser of numbers with units in platform and costs files: `15`, `15 ms`, `550 MB/s`, `1.5 GiB`.
 //!
-//! The units are those of [`tidemill_core::quantity`] and [`crate::units`].
+//! The units are those of [`tidemill_model::quantity`] and [`crate::units`].
 
 use super::error::FileProblem;
 use crate::units::{Quantity, Watts};
-use tidemill_core::quantity::{self, BYTES, RATES, TIMES, Unit, unit};
-use tidemill_core::time::Span;
+use tidemill_model::quantity::{self, BYTES, RATES, TIMES, Unit, unit};
+use tidemill_model::time::Span;
 
 /// Kind of a number, which determines its possible units and its default unit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

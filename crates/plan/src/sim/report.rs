@@ -6,10 +6,10 @@ use super::workflow::Workflow;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use tidemill_core::display::bytes;
-use tidemill_core::id::NodeId;
-use tidemill_core::policy::write_amplification;
-use tidemill_core::time::{Span, Time};
+use tidemill_model::display::bytes;
+use tidemill_model::id::NodeId;
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::policy::write_amplification;
 
 /// Times of one simulated task.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

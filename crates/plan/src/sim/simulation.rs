@@ -6,17 +6,17 @@ use super::platform::{Platform, PlatformNode};
 use super::report::{Setup, SimulationReport, TaskTimes};
 use super::workflow::{Workflow, WorkflowTask};
 use std::collections::BTreeMap;
-use tidemill_core::dispatch::{Config, Dispatcher};
-use tidemill_core::event::{
+use tidemill_model::event::{
     Event, IdSource, InputSpec, JobSpec, JobState, Origin, OutputSpec, TaskRole, TaskSpec,
 };
-use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Limits, Owner};
-use tidemill_core::layout::Layout;
-use tidemill_core::object::Placed;
-use tidemill_core::policy;
-use tidemill_core::random::RandomSource;
-use tidemill_core::resources::{NodeOffer, TaskRequirements, why_nowhere};
+use tidemill_model::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Limits, Owner};
+use tidemill_model::layout::Layout;
+use tidemill_model::object::Placed;
+use tidemill_model::random::RandomSource;
+use tidemill_model::resources::{NodeOffer, TaskRequirements, why_nowhere};
+use tidemill_sched::dispatch::{Config, Dispatcher};
+use tidemill_sched::policy;
 
 /// Placement of the files that exist before the job.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -201,7 +201,7 @@ impl<'a> Simulation<'a> {
                 programs: self.programs(task),
                 limits: Limits::default(),
                 runtime_environment:
-                    tidemill_core::runtime_environment::RuntimeEnvironment::default(),
+                    tidemill_model::runtime_environment::RuntimeEnvironment::default(),
                 share: TaskRole::All,
                 ended: None,
             });

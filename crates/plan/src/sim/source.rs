@@ -5,7 +5,7 @@ use super::json::JsonReader;
 use super::trace;
 use serde::de::IgnoredAny;
 use std::collections::BTreeMap;
-use tidemill_core::script::TextForm;
+use tidemill_lang::script::TextForm;
 
 /// Kind of a planning input file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

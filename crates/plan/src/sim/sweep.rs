@@ -9,7 +9,7 @@ use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::ops::RangeInclusive;
-use tidemill_core::time::Span;
+use tidemill_model::time::Span;
 
 /// Parameters of a sweep over cluster shapes.
 #[derive(Clone, Debug)]

@@ -14,12 +14,12 @@ use super::workflow::{GraphFault, Reused, StripedFile, Workflow, WorkflowFile, W
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::event::History;
-use tidemill_core::id::NodeId;
-use tidemill_core::label::{Kernel, Pipeline};
-use tidemill_core::layout::{Selection, SelectionError};
-use tidemill_core::resources::Needs;
-use tidemill_core::time::Span;
+use tidemill_model::event::History;
+use tidemill_model::id::NodeId;
+use tidemill_model::label::{Kernel, Pipeline};
+use tidemill_model::layout::{Selection, SelectionError};
+use tidemill_model::resources::Needs;
+use tidemill_model::time::Span;
 
 /// Value of the field `format` in every trace.
 pub const FORMAT: &str = "tidemill-trace";

@@ -12,8 +12,8 @@ use super::workflow::{GraphFault, Workflow, WorkflowFile, WorkflowTask};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::label::Kernel;
-use tidemill_core::resources::{CORES_MAX, Needs};
+use tidemill_model::label::Kernel;
+use tidemill_model::resources::{CORES_MAX, Needs};
 
 const KNOWN: &str = "1.4, 1.5 and 1.6";
 

@@ -7,11 +7,11 @@
 use super::error::FileProblem;
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::label::Kernel;
-use tidemill_core::layout::{Layout, Part, Selection, StripedLayout};
-use tidemill_core::resources::Needs;
-use tidemill_core::time::Span;
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::label::Kernel;
+use tidemill_model::layout::{Layout, Part, Selection, StripedLayout};
+use tidemill_model::resources::Needs;
+use tidemill_model::time::Span;
 
 /// Workflow: a job with all data that its simulation needs. Tasks and files are named by their indices.
 ///

@@ -2,7 +2,7 @@
 
 use super::{Cluster, NodeSlot};
 use std::time::{Duration, Instant};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 use tonic::Status;

@@ -3,7 +3,7 @@
 use super::{Cluster, DriverReport, NodeConnection, check_same};
 use crate::elastic::energy::PowerFacts;
 use std::sync::Arc;
-use tidemill_core::elastic::{ElasticEvent as SuspendEvent, NodePower};
+use tidemill_sched::elastic::{ElasticEvent as SuspendEvent, NodePower};
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::{mpsc, watch};
 use tonic::Status;

@@ -37,7 +37,7 @@ impl ShellCommand {
     }
 
     fn run_within(&self, node: u32, limit: Duration) -> Result<(), String> {
-        let named = |what: String| format!("`{}` {what}", tidemill_core::display::line(&self.0));
+        let named = |what: String| format!("`{}` {what}", tidemill_model::display::line(&self.0));
         let mut command = std::process::Command::new("/bin/sh");
         command.args(["-c", &self.0]);
         command.env("TIDEMILL_NODE", node.to_string());
@@ -53,7 +53,7 @@ impl ShellCommand {
             Some(status) => {
                 std::thread::sleep(LAST_OUTPUT_WAIT);
                 let printed = String::from_utf8_lossy(&printed.lock()).trim().to_owned();
-                let printed = tidemill_core::display::line(&printed).to_string();
+                let printed = tidemill_model::display::line(&printed).to_string();
                 Err(named(format!("failed ({status}): {printed}")))
             }
             None => Err(named(format!(

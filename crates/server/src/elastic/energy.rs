@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::time::Duration;
-use tidemill_core::elastic::NodePower;
+use tidemill_sched::elastic::NodePower;
 use tokio::time::Instant;
 
 /// Maximum time between two measurements of power. A longer time is not counted.

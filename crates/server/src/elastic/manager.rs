@@ -13,12 +13,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tidemill_core::dispatch::Demand;
-use tidemill_core::elastic::{
+use tidemill_model::id::NodeId;
+use tidemill_model::time::Span;
+use tidemill_sched::dispatch::Demand;
+use tidemill_sched::elastic::{
     ElasticAction, ElasticEvent, RESUME_UNKNOWN, ResumeCandidate, allocate,
 };
-use tidemill_core::id::NodeId;
-use tidemill_core::time::Span;
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::time::Instant;
 

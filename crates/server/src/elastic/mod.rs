@@ -1,5 +1,5 @@
 //! Suspended nodes: their states, the ways to suspend and resume nodes, and the needs that keep nodes active. This is the worker manager of
-//! LABIOS (§3.3). `tidemill_core::elastic` decides about the times. Next: `server/src/elastic/manager.rs`, which executes the decisions.
+//! LABIOS (§3.3). `tidemill_sched::elastic` decides about the times. Next: `server/src/elastic/manager.rs`, which executes the decisions.
 //!
 //! The server stores the suspension of a node before any other step. A suspended node reports its state again with every connection. The
 //! server may therefore be killed at any moment.
@@ -19,8 +19,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
-use tidemill_core::elastic::{ElasticAction, ElasticEvent, ElasticLimits, Resumes, Suspension};
-use tidemill_core::time::{Span, Time};
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::elastic::{ElasticAction, ElasticEvent, ElasticLimits, Resumes, Suspension};
 use tidemill_wire::v1;
 use tokio::sync::Notify;
 use tokio::time::Instant;

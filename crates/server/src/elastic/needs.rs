@@ -2,7 +2,7 @@
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
-use tidemill_core::replicas::REPLICAS_MAX;
+use tidemill_model::replicas::REPLICAS_MAX;
 
 /// Readable reasons why a node is needed, each with an SQL query that has the node as `?1`.
 const NEEDS: [(&str, &str); 6] = [

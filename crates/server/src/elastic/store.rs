@@ -2,7 +2,7 @@
 
 use crate::names::Fault;
 use rusqlite::{Connection, params};
-use tidemill_core::elastic::Resumes;
+use tidemill_sched::elastic::Resumes;
 
 /// Stored state of a node that is or was suspended.
 #[derive(Clone, Copy, Debug)]

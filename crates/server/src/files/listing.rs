@@ -6,7 +6,7 @@ use super::stream::{BytesUnreadable, StreamSender};
 use bytes::Bytes;
 use serde_json::json;
 use std::future::Future;
-use tidemill_core::display::escaped;
+use tidemill_model::display::escaped;
 use tidemill_wire::v1::{self, Kind};
 
 /// Number of directory entries that are read and sent at once.

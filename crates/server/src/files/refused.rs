@@ -7,7 +7,7 @@ use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use rustix::io::Errno;
 use tidemill_client::concurrency_limit::Busy;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};
 

@@ -14,8 +14,8 @@ use tidemill_client::Error;
 use tidemill_client::log_limit::LogLimit;
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::windows;
-use tidemill_core::id::NodeId;
-use tidemill_core::layout::{Layout, Part};
+use tidemill_model::id::NodeId;
+use tidemill_model::layout::{Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 

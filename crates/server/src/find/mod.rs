@@ -19,7 +19,7 @@ use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::concurrency_limit::UserPermits;
-use tidemill_core::find;
+use tidemill_lang::find;
 use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};

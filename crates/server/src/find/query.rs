@@ -9,9 +9,9 @@ use rusqlite::functions::FunctionFlags;
 use rusqlite::types::Value as Sql;
 use rusqlite::{Connection, params_from_iter};
 use tidemill_client::users;
-use tidemill_core::calendar::CalendarTime;
-use tidemill_core::condition::{CompareOperator, ComparedValue};
-use tidemill_core::find::{Expr, Test, WantedName};
+use tidemill_lang::find::{Expr, Test, WantedName};
+use tidemill_model::calendar::CalendarTime;
+use tidemill_model::condition::{CompareOperator, ComparedValue};
 use tidemill_wire::v1::Kind;
 
 /// Maximum number of distinct values for which a regular expression or comparison is evaluated.
@@ -262,7 +262,7 @@ impl InodeQuery {
     /// Returns the SQL condition for files made by one of the viewer's own tasks with this name, or with this kernel, job or rule; or by a
     /// built-in kernel of any user's task.
     fn made_by(&mut self, viewer: &Caller, name: &str) -> String {
-        let all = viewer.above() || tidemill_kernel::is_builtin(name);
+        let all = viewer.above() || tidemill_compute::is_builtin(name);
         let own = match all {
             true => "1".to_owned(),
             false => format!("job.uid = {}", self.value(i64::from(viewer.uid))),
@@ -273,7 +273,7 @@ impl InodeQuery {
             "json_extract(task.spec, '$.kernel')",
             "json_extract(task.spec, '$.name')",
         );
-        let called = match tidemill_kernel::is_builtin(name) {
+        let called = match tidemill_compute::is_builtin(name) {
             true if !viewer.above() => format!("{kernel} = {whole}"),
             _ => format!(
                 "job.name = {whole} OR {task} = {whole} OR {kernel} = {whole} OR {kernel} LIKE {below} OR {kernel} LIKE {whole} || '@%' \

@@ -18,9 +18,9 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
+use tidemill_compute::array::{ArraySpec, Reduced};
 use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Error, FileSpan, Format, Header, VariableSource};
-use tidemill_kernel::array::{ArraySpec, Reduced};
 use tokio::runtime::Handle;
 
 /// Number of headers that are selected at once, and (`AT_ONCE`) number that are read at once.

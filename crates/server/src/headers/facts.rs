@@ -30,7 +30,7 @@ pub(super) struct Term {
     pub(super) number: Option<f64>,
 }
 
-/// Range of a coordinate's values: numbers, or times in the number form of `core::find`.
+/// Range of a coordinate's values: numbers, or times in the number form of `lang::find`.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct CoordinateRange {
     pub(super) name: String,

@@ -18,10 +18,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
-use tidemill_core::id::Inode;
+use tidemill_compute::array::{ArraySpec, Reduced};
 use tidemill_format::zarr::METADATA;
 use tidemill_format::{Directory, FileSpan, Header, NAMES_MAX};
-use tidemill_kernel::array::{ArraySpec, Reduced};
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 use tokio::runtime::Handle;
 

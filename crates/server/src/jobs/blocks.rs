@@ -4,8 +4,8 @@ use crate::names::commit::Database;
 use crate::names::ids;
 use std::ops::Range;
 use std::sync::Arc;
-use tidemill_core::event::IdSource;
-use tidemill_core::id::{LabelId, ObjectId};
+use tidemill_model::event::IdSource;
+use tidemill_model::id::{LabelId, ObjectId};
 
 /// Number of ids that the dispatcher takes from the database at once.
 const IDS_BLOCK: u64 = 4096;

@@ -39,16 +39,18 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
-use tidemill_core::directory::is_directory;
-use tidemill_core::dispatch::{Config, Dispatcher};
-use tidemill_core::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
-use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Corrupt, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner};
-use tidemill_core::layout::StripedLayout;
-use tidemill_core::object::Placed;
-use tidemill_core::rate_limit::RateLimit;
-use tidemill_core::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaStep};
-use tidemill_core::time::{Span, Time};
+use tidemill_model::directory::is_directory;
+use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
+use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{
+    Corrupt, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner,
+};
+use tidemill_model::layout::StripedLayout;
+use tidemill_model::object::Placed;
+use tidemill_model::rate_limit::RateLimit;
+use tidemill_model::replicas::{OnlineNode, REPLICAS_MAX, ReplicaSet, ReplicaStep};
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::dispatch::{Config, Dispatcher};
 use tidemill_wire::capability::rights;
 use tidemill_wire::condition;
 use tidemill_wire::v1::{self, to_node::Message as To};

@@ -5,13 +5,14 @@ use super::output_paths::Anchors;
 use super::{OutputFiles, SubmittedJob};
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use tidemill_core::directory::is_directory;
-use tidemill_core::event::{Origin, OutputSpec, RecoveredState};
-use tidemill_core::id::{JobId, ObjectId, TaskId};
-use tidemill_core::job::{Lifetime, MAX_INPUTS};
-use tidemill_core::label::{LabelInput, Owner};
-use tidemill_core::layout::Selection;
-use tidemill_core::object::Placed;
+use tidemill_lang::job::Lifetime;
+use tidemill_model::directory::is_directory;
+use tidemill_model::event::{Origin, OutputSpec, RecoveredState};
+use tidemill_model::id::{JobId, ObjectId, TaskId};
+use tidemill_model::label::MAX_INPUTS;
+use tidemill_model::label::{LabelInput, Owner};
+use tidemill_model::layout::Selection;
+use tidemill_model::object::Placed;
 
 /// Maximum total length in bytes of the names of files in the directories that one label reads.
 const NAME_BYTES_MAX: usize = 16 << 20;

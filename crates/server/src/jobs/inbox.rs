@@ -168,9 +168,9 @@ mod tests {
         for _ in 0..3 {
             let (answer, answered) = tokio::sync::oneshot::channel();
             let job = Box::new(crate::jobs::SubmittedJob {
-                spec: tidemill_core::event::JobSpec {
-                    job: tidemill_core::id::JobId(0),
-                    owner: tidemill_core::label::Owner::default(),
+                spec: tidemill_model::event::JobSpec {
+                    job: tidemill_model::id::JobId(0),
+                    owner: tidemill_model::label::Owner::default(),
                     policy: None,
                     tasks: Vec::new(),
                 },

@@ -5,7 +5,7 @@ use super::store::parse;
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
-use tidemill_core::id::TaskId;
+use tidemill_model::id::TaskId;
 use tidemill_wire::v1;
 
 fn spec(db: &Connection, task: u64) -> Result<StoredTask, Fault> {

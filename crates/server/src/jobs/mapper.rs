@@ -11,13 +11,13 @@ use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
 use std::time::Duration;
-use tidemill_core::job::{MappedSelection, MapperResult, Mapping};
-use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
+use tidemill_compute::array::{Codec, HeldChunk, VariablePart};
 use tidemill_format::{
     Bytes, DataKind, DataType, Endian, Filter, Format, Header, IndexRange as Indices, Storage,
     Variable, VariableSource, columns, pieces, zip::Zip,
 };
-use tidemill_kernel::array::{Codec, HeldChunk, VariablePart};
+use tidemill_lang::job::{MappedSelection, MapperResult, Mapping};
+use tidemill_model::layout::{Layout, RANGES_MAX, Selection};
 use tokio::time::Instant;
 
 /// Maximum time for reading the headers of all inputs of one job.
@@ -568,8 +568,8 @@ mod tests {
     use super::*;
     use serde_json::Value as Json;
     use std::path::{Path, PathBuf};
-    use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Part, StripedLayout};
+    use tidemill_model::id::{NodeId, ObjectId};
+    use tidemill_model::layout::{Part, StripedLayout};
 
     pub(super) fn fixtures() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../format/tests/fixtures")
@@ -671,8 +671,8 @@ mod tests {
 
     #[test]
     fn kernel_and_core_crates_have_equal_names_of_arguments() {
-        assert_eq!(tidemill_kernel::PARTIAL, tidemill_core::job::PARTIAL);
-        assert_eq!(tidemill_kernel::MERGE, tidemill_core::job::MERGE);
+        assert_eq!(tidemill_compute::PARTIAL, tidemill_lang::job::PARTIAL);
+        assert_eq!(tidemill_compute::MERGE, tidemill_lang::job::MERGE);
     }
 
     /// Returns the name of the mapper for the format of a fixture file.

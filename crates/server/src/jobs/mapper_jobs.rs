@@ -21,11 +21,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_core::display;
-use tidemill_core::id::{JobId, NodeId, ObjectId};
-use tidemill_core::job::{ExternalInput, MapperProgram, MapperResult, PRINTED_BYTES_MAX};
-use tidemill_core::layout::{Layout, Part};
-use tidemill_core::script;
+use tidemill_lang::job::{ExternalInput, MapperProgram, MapperResult, PRINTED_BYTES_MAX};
+use tidemill_lang::script;
+use tidemill_model::display;
+use tidemill_model::id::{JobId, NodeId, ObjectId};
+use tidemill_model::layout::{Layout, Part};
 use tidemill_wire::v1::{self, State};
 use tokio::time::Instant;
 

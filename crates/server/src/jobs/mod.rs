@@ -28,10 +28,10 @@ mod view;
 
 use crate::cluster::DriverReport;
 use std::collections::BTreeMap;
-use tidemill_core::dispatch::NodeLoad;
-use tidemill_core::event::{JobSpec, OutputSpec};
-use tidemill_core::id::{JobId, TaskId};
-use tidemill_core::object::Placed;
+use tidemill_model::event::{JobSpec, OutputSpec};
+use tidemill_model::id::{JobId, TaskId};
+use tidemill_model::object::Placed;
+use tidemill_sched::dispatch::NodeLoad;
 
 /// Message for the dispatcher's driver.
 #[derive(Debug)]
@@ -60,7 +60,7 @@ pub(crate) enum DriverMessage {
     /// Request for the load of nodes.
     Load(tokio::sync::oneshot::Sender<Vec<NodeLoad>>),
     /// Request for the demand of waiting and running work for nodes.
-    Demand(tokio::sync::oneshot::Sender<tidemill_core::dispatch::Demand>),
+    Demand(tokio::sync::oneshot::Sender<tidemill_sched::dispatch::Demand>),
     /// The server is shutting down.
     Stop,
 }
@@ -82,7 +82,7 @@ pub(crate) struct SubmittedJob {
     /// Existing directories in which the outputs are created.
     pub(crate) anchors: output_paths::Anchors,
     /// Time for which the outputs of each task are kept.
-    pub(crate) lifetimes: Vec<tidemill_core::job::Lifetime>,
+    pub(crate) lifetimes: Vec<tidemill_lang::job::Lifetime>,
     /// For a restored job: the output files of tasks that succeeded, if one of the outputs is a directory.
     pub(crate) files: BTreeMap<TaskId, OutputFiles>,
 }

@@ -5,8 +5,8 @@ use crate::names::Fault;
 use crate::{corruption, removal, replicas, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, Rows, params};
-use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Label, Operation};
+use tidemill_model::id::{LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Label, Operation};
 use tidemill_wire::v1;
 
 /// A label in the form in which the outbox stores it.

@@ -10,7 +10,7 @@ use crate::names::transaction::{PATH_MAX, Tx, check_name};
 use crate::names::vnode::{InodeRecord, SEARCH};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of symbolic links on the path of one output.

@@ -17,12 +17,12 @@ use crate::{corruption, migrations, removal, replicas, scrub};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::BTreeSet;
-use tidemill_core::elastic::RUN_MICROJOULES_MAX;
-use tidemill_core::event::{Decision, JobState, TaskState};
-use tidemill_core::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Corrupt, Failure, FailureKind, Operation, Outcome};
-use tidemill_core::object::Placed;
-use tidemill_core::time::{Span, Time};
+use tidemill_model::event::{Decision, JobState, TaskState};
+use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Corrupt, Failure, FailureKind, Operation, Outcome};
+use tidemill_model::object::Placed;
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::elastic::RUN_MICROJOULES_MAX;
 use tidemill_wire::convert::time_to_wire;
 use tidemill_wire::v1::{self, State};
 

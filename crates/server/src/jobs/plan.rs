@@ -9,12 +9,12 @@ use super::{store, trace, view};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::directory::{is_directory, outputs_of};
-use tidemill_core::event::{InputSpec, Origin, TaskRole, TaskSpec};
-use tidemill_core::id::{LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Analysis, Label, LabelInput, LabelOutput, Operation};
-use tidemill_core::layout::Selection;
-use tidemill_core::object::Placed;
+use tidemill_model::directory::{is_directory, outputs_of};
+use tidemill_model::event::{InputSpec, Origin, TaskRole, TaskSpec};
+use tidemill_model::id::{LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Analysis, Label, LabelInput, LabelOutput, Operation};
+use tidemill_model::layout::Selection;
+use tidemill_model::object::Placed;
 use tidemill_wire::v1;
 use tidemill_wire::v1::State;
 

@@ -13,12 +13,12 @@ use crate::names::vnode::{Caller, InodeRecord, NO_NODE, WRITE};
 use crate::names::{Change, Fault, ids};
 use rusqlite::{Connection, params};
 use std::sync::Arc;
-use tidemill_core::event::OutputSpec;
-use tidemill_core::id::{Inode, JobId, LabelId, ObjectId, TaskId};
-use tidemill_core::job::Lifetime;
-use tidemill_core::label::{LabelInput, Operation, Owner};
-use tidemill_core::layout::StripedLayout;
-use tidemill_core::object::Placed;
+use tidemill_lang::job::Lifetime;
+use tidemill_model::event::OutputSpec;
+use tidemill_model::id::{Inode, JobId, LabelId, ObjectId, TaskId};
+use tidemill_model::label::{LabelInput, Operation, Owner};
+use tidemill_model::layout::StripedLayout;
+use tidemill_model::object::Placed;
 use tidemill_wire::v1::Kind;
 
 /// Directory in the root of the cluster for files that can't have their intended path.
@@ -519,7 +519,7 @@ mod tests {
     use super::*;
     use crate::jobs::output_paths::{self, Links};
     use crate::names::SqliteNames;
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
     use tidemill_wire::v1;
 
     const ONE: u32 = 1001;

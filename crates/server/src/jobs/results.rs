@@ -22,12 +22,12 @@ use crate::names::Fault;
 use crate::{corruption, replicas};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
-use tidemill_core::directory::{is_directory, outputs_of};
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
-use tidemill_core::label::{Analysis, Kernel, Label, LabelInput, Operation};
-use tidemill_core::layout::Selection;
-use tidemill_core::object::Placed;
-use tidemill_core::runtime_environment::RuntimeEnvironment;
+use tidemill_model::directory::{is_directory, outputs_of};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::label::{Analysis, Kernel, Label, LabelInput, Operation};
+use tidemill_model::layout::Selection;
+use tidemill_model::object::Placed;
+use tidemill_model::runtime_environment::RuntimeEnvironment;
 use tidemill_wire::v1;
 
 /// Hash that identifies a cached result.

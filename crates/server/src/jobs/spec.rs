@@ -3,15 +3,15 @@
 use super::output_paths::{Anchors, split};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
-use tidemill_core::directory;
-use tidemill_core::event::{InputSpec, Origin, OutputSpec, RecoveredState, TaskRole, TaskSpec};
-use tidemill_core::id::{Inode, NodeId, ObjectId, TaskId};
-use tidemill_core::job::Lifetime;
-use tidemill_core::label::{Kernel, Limits, Pipeline, Stage};
-use tidemill_core::object::Placed;
-use tidemill_core::resources::Needs;
-use tidemill_core::runtime_environment::RuntimeEnvironment;
-use tidemill_core::time::Span;
+use tidemill_lang::job::Lifetime;
+use tidemill_model::directory;
+use tidemill_model::event::{InputSpec, Origin, OutputSpec, RecoveredState, TaskRole, TaskSpec};
+use tidemill_model::id::{Inode, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Kernel, Limits, Pipeline, Stage};
+use tidemill_model::object::Placed;
+use tidemill_model::resources::Needs;
+use tidemill_model::runtime_environment::RuntimeEnvironment;
+use tidemill_model::time::Span;
 
 /// A task as stored in the database.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -6,11 +6,11 @@ use super::{SubmittedJob, awaited_key};
 use crate::names::Fault;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeMap;
-use tidemill_core::directory;
-use tidemill_core::event::{JobSpec, Origin, OutputSpec, RecoveredState, TaskState};
-use tidemill_core::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
-use tidemill_core::label::{Operation, Owner};
-use tidemill_core::object::Placed;
+use tidemill_model::directory;
+use tidemill_model::event::{JobSpec, Origin, OutputSpec, RecoveredState, TaskState};
+use tidemill_model::id::{Inode, JobId, LabelId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::{Operation, Owner};
+use tidemill_model::object::Placed;
 use tidemill_wire::v1::State;
 
 /// Name, origin and submission time of a job.

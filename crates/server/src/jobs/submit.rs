@@ -23,19 +23,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::directory;
-use tidemill_core::event::{JobSpec, NodeView, OutputSpec, Role};
-use tidemill_core::id::{Inode, JobId, NodeId, ObjectId, TaskId};
-use tidemill_core::job::user_kernels::OwnName;
-use tidemill_core::job::{
+use tidemill_lang::job::{
     DirectoryLookup, DirectoryMap, ExternalInput, FutureInput, Job, JobError, JobIds, JobProblem,
     KernelKind, ListedName, MapperProgram, MapperResult, Mapping, Outside, PathLookup,
     ResolvedFile, awaited, resolve,
 };
-use tidemill_core::label::Owner;
-use tidemill_core::layout::{Layout, Part};
-use tidemill_core::object::Placed;
-use tidemill_core::resources::NodeOffer;
+use tidemill_model::directory;
+use tidemill_model::event::{JobSpec, NodeView, OutputSpec, Role};
+use tidemill_model::id::{Inode, JobId, NodeId, ObjectId, TaskId};
+use tidemill_model::label::Owner;
+use tidemill_model::layout::{Layout, Part};
+use tidemill_model::object::Placed;
+use tidemill_model::resources::NodeOffer;
+use tidemill_model::user_kernels::OwnName;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
 use tidemill_wire::v1::{Kind, State};
 
@@ -345,7 +345,7 @@ fn parsed(
         outputs.for_each(|output| output.part = true);
     }
     if let Some(policy) = &job.policy {
-        tidemill_core::policy::by_name(policy, 0)
+        tidemill_sched::policy::by_name(policy, 0)
             .map_err(|error| one(format!("{source}: {error}")))?;
     }
     Ok((job, source))
@@ -606,7 +606,7 @@ async fn places(cluster: &Cluster, job: &Job) -> Vec<NodeOffer> {
             Some(kind) => kind == KernelKind::Program,
             None => {
                 let bare = kernel.name.strip_suffix(".so").unwrap_or(&kernel.name);
-                !tidemill_kernel::is_builtin(bare)
+                !tidemill_compute::is_builtin(bare)
             }
         })
         .flat_map(|(task, kernel)| task.programs(&kernel.name));
@@ -755,7 +755,7 @@ impl DirectoryLookup for OwnerDirectories<'_> {
     }
 
     fn folds(&self, kernel: &str, args: &[String]) -> bool {
-        tidemill_kernel::fold_builtin(kernel, args).is_ok()
+        tidemill_compute::fold_builtin(kernel, args).is_ok()
     }
 
     fn has_own(&self, kernel: &str) -> bool {
@@ -855,11 +855,11 @@ impl Outside for OwnerView<'_> {
     }
 
     fn is_builtin(&self, name: &str) -> bool {
-        tidemill_kernel::is_builtin(name)
+        tidemill_compute::is_builtin(name)
     }
 
     fn refuses(&self, name: &str, args: &[String]) -> Option<String> {
-        let checked = tidemill_kernel::check_arguments(name, args);
+        let checked = tidemill_compute::check_arguments(name, args);
         checked.err().map(|error| error.to_string())
     }
 

@@ -10,11 +10,11 @@ use crate::names::{Fault, parts};
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::dispatch::{Dispatcher, NodeStatus};
-use tidemill_core::event::{JobSpec, Origin};
-use tidemill_core::id::{JobId, NodeId, ObjectId, TaskId};
-use tidemill_core::layout::{Layout, Part};
-use tidemill_core::time::Time;
+use tidemill_model::event::{JobSpec, Origin};
+use tidemill_model::id::{JobId, NodeId, ObjectId, TaskId};
+use tidemill_model::layout::{Layout, Part};
+use tidemill_model::time::Time;
+use tidemill_sched::dispatch::{Dispatcher, NodeStatus};
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
 

@@ -6,7 +6,7 @@ use crate::names::Fault;
 use prost::Message;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{HashMap, HashSet};
-use tidemill_core::glob::Pattern;
+use tidemill_model::glob::Pattern;
 use tidemill_wire::convert::{self, state_name};
 use tidemill_wire::v1::{self, State};
 

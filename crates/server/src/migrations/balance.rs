@@ -7,9 +7,9 @@ use crate::names::replicas::{CURRENT, REBALANCE, look_again, migrates_at};
 use crate::names::shared::NamesShared;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::balance::{BalancePlan, NodeFill};
-use tidemill_core::id::NodeId;
-use tidemill_core::replicas::OnlineNode;
+use tidemill_model::id::NodeId;
+use tidemill_model::replicas::OnlineNode;
+use tidemill_sched::balance::{BalancePlan, NodeFill};
 use tidemill_wire::v1;
 
 /// Maximum number of migrations written in one transaction.

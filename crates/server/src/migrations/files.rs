@@ -9,10 +9,10 @@ use crate::names::reservations;
 use crate::names::transaction::Tx;
 use crate::names::vnode::InodeRecord;
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::id::ObjectId;
-use tidemill_core::layout::Part;
-use tidemill_core::layout::RESERVE_BYTES;
-use tidemill_core::replicas::OnlineNode;
+use tidemill_model::id::ObjectId;
+use tidemill_model::layout::Part;
+use tidemill_model::layout::RESERVE_BYTES;
+use tidemill_model::replicas::OnlineNode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of files and directories of one request, since no other client can change names during the request.

@@ -6,9 +6,9 @@ use crate::names::burst;
 use crate::names::replicas::{DRAIN, EVICT, MOVE, STAGE_IN};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
-use tidemill_core::id::{LabelId, ObjectId};
-use tidemill_core::label::Operation;
-use tidemill_core::replicas::REPLICAS_MAX;
+use tidemill_model::id::{LabelId, ObjectId};
+use tidemill_model::label::Operation;
+use tidemill_model::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
 
 /// Returns the readable word for the reason of a migration.

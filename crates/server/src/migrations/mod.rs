@@ -18,7 +18,7 @@ use crate::names::shared::NamesShared;
 use crate::names::transaction::Tx;
 use crate::names::{Caller, Fault};
 use rusqlite::{Connection, OptionalExtension, params};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::v1;
 
 /// Maximum number of versions on a draining node that are examined in one batch.

@@ -12,8 +12,8 @@ use crate::names::{Caller, Fault, SqliteNames};
 use rusqlite::params;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::layout::RESERVE_BYTES;
-use tidemill_core::replicas::OnlineNode;
+use tidemill_model::layout::RESERVE_BYTES;
+use tidemill_model::replicas::OnlineNode;
 use tidemill_wire::v1;
 
 /// Maximum number of reservations, since the server reads all of them for each new file in the burst tier.
@@ -316,7 +316,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
 
     #[test]
     fn long_reservations_beyond_one_users_fraction_are_refused() {

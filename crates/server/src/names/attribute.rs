@@ -6,9 +6,9 @@ use super::parts::Striping;
 use super::transaction::{Change, NAME_MAX, Tx, shown};
 use super::vnode::{InodeRecord, SETGID, SETUID};
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::burst::Durable;
-use tidemill_core::layout::Tier;
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::layout::Tier;
+use tidemill_model::replicas::WantedReplicas;
+use tidemill_sched::burst::Durable;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Directory attribute: the node of new files below the directory. Value on a file: the node of the file.

@@ -1,6 +1,6 @@
 //! The burst tier: this module records which objects are on nodes of the tier (table `burst`), stages the objects out after a delay, and
 //! evicts objects when space is needed. The module uses the mechanism of replicas. An object in the tier does not count as a wanted replica
-//! ([`tidemill_core::replicas::ReplicaState::Burst`]), so a replica is created on another node. A row of `migration` removes the object
+//! ([`tidemill_model::replicas::ReplicaState::Burst`]), so a replica is created on another node. A row of `migration` removes the object
 //! from the tier (next: `server/src/replicas.rs`).
 
 use super::attribute::DIRECTORY_DURABLE;
@@ -14,8 +14,8 @@ use parking_lot::RwLock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::burst::{Durable, TierFill, TierLimits};
-use tidemill_core::layout::RESERVE_BYTES;
+use tidemill_model::layout::RESERVE_BYTES;
+use tidemill_sched::burst::{Durable, TierFill, TierLimits};
 use tidemill_wire::convert::BURST as TIER;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
 
@@ -506,8 +506,8 @@ mod tests {
     use crate::replicas::{self, LostNodes};
     use crate::{clock, corruption, migrations};
     use std::time::Duration;
-    use tidemill_core::id::{Inode, NodeId, ObjectId};
-    use tidemill_core::label::Corrupt;
+    use tidemill_model::id::{Inode, NodeId, ObjectId};
+    use tidemill_model::label::Corrupt;
     use tidemill_wire::v1::name_op::Op;
 
     /// Largest sum of bytes that `sum_of` returns.

@@ -5,7 +5,7 @@
 
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
-use tidemill_core::id::JobId;
+use tidemill_model::id::JobId;
 
 /// Claimed output paths, as described in the module's documentation.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 
 use super::fault::Fault;
 use super::transaction::{Tx, shown};
-use tidemill_core::similar_names::{PARTS_MAX, nearest_path};
+use tidemill_model::similar_names::{PARTS_MAX, nearest_path};
 
 /// Maximum number of names in a directory that are searched for a suggestion.
 pub(crate) const BESIDE_MAX: u32 = 4096;

@@ -8,8 +8,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use std::fmt;
 use std::str::FromStr;
 use std::sync::atomic::{AtomicI64, Ordering};
-use tidemill_core::glob::Pattern;
-use tidemill_core::id::Inode;
+use tidemill_model::glob::Pattern;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Maximum number of stored file events.

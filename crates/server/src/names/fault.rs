@@ -2,7 +2,7 @@
 
 use rustix::io::Errno;
 use std::sync::Arc;
-use tidemill_core::layout::{LayoutError, PlacementError};
+use tidemill_model::layout::{LayoutError, PlacementError};
 use tidemill_wire::v1;
 
 /// Reason why a namespace operation failed.

@@ -133,7 +133,7 @@ pub(crate) async fn run(granted: impl AsRef<GrantedCapabilities>, cluster: Arc<C
 mod tests {
     use super::*;
     use crate::names::{Caller, Names as _, NamesRequest, SqliteNames, ids};
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
 
     #[test]

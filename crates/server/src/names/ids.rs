@@ -5,7 +5,7 @@ use super::transaction::Tx;
 use super::vnode::Caller;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::ops::Range;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::UsedIds;
 
 /// Maximum number of ids of one kind in one reserved block.

@@ -8,7 +8,7 @@ use super::transaction::{Change, Tx};
 use super::vnode::InodeRecord;
 use crate::rules::{MatchState, StoredRule};
 use rusqlite::{Connection, OptionalExtension as _, params};
-use tidemill_core::rule::hook::InputAction;
+use tidemill_lang::rule::hook::InputAction;
 use tidemill_wire::v1;
 
 /// Maximum number of versions processed in one transaction.

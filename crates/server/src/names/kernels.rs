@@ -1,4 +1,4 @@
-//! The directory of users' kernels (`tidemill_core::job::own`): created for all users, and read for one user at a time.
+//! The directory of users' kernels (`tidemill_lang::job::own`): created for all users, and read for one user at a time.
 //!
 //! In that directory, a user other than root can only create a directory whose name is the user's own number, so that no user can take
 //! another user's name. An entry with a user's number counts only if it is a directory of that user and no other user can write into it:
@@ -11,8 +11,8 @@ use super::transaction::Tx;
 use super::vnode::{InodeRecord, READ};
 use crate::clock;
 use rusqlite::{Connection, params};
-use tidemill_core::id::Inode;
-use tidemill_core::job::user_kernels;
+use tidemill_model::id::Inode;
+use tidemill_model::user_kernels;
 use tidemill_wire::v1::Kind;
 
 /// Mode of the directory, as for `/tmp`: every user may create entries, and only the owner may remove an entry.

@@ -10,8 +10,8 @@ use crate::jobs::spec::{SPEC, StoredShare, StoredTask};
 use crate::jobs::store::parse;
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::display::escaped;
-use tidemill_core::job::MERGE;
+use tidemill_lang::job::MERGE;
+use tidemill_model::display::escaped;
 use tidemill_wire::v1;
 
 /// Maximum number of objects in one walk.

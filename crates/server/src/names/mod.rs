@@ -56,7 +56,7 @@ pub(crate) use writers::SILENCE_NS_MAX;
 
 use std::future::Future;
 use std::pin::Pin;
-use tidemill_core::layout::PartOf;
+use tidemill_model::layout::PartOf;
 use tidemill_wire::v1;
 
 /// Future that a [`Names`] method returns.

@@ -10,8 +10,8 @@ use super::transaction::{Change, Tx};
 use super::vnode::{InodeRecord, NO_NODE};
 use crate::rules::run_outcome::SHARED;
 use rusqlite::{Connection, OptionalExtension, params};
-use tidemill_core::id::{Inode, NodeId, ObjectId};
-use tidemill_core::layout::{
+use tidemill_model::id::{Inode, NodeId, ObjectId};
+use tidemill_model::layout::{
     EXTENTS_MAX, Extent, Extents, Layout, LayoutError, Part, PartPosition, RESERVE_BYTES,
     UNPUBLISHED_MAX, decode_extents, encode_extents,
 };
@@ -720,7 +720,7 @@ mod tests {
     use crate::names::vnode::Caller;
     use crate::names::{Names as _, NamesRequest, SqliteNames};
     use rustix::io::Errno;
-    use tidemill_core::layout::PartOf;
+    use tidemill_model::layout::PartOf;
     use tidemill_wire::v1::name_op::Op;
 
     /// A namespace with a node and counters for object ids, for the tests of this module.

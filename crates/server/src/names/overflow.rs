@@ -8,8 +8,8 @@ use super::transaction::{Change, Tx};
 use super::vnode::InodeRecord;
 use crate::rules::run_outcome::ABANDONED;
 use rusqlite::params;
-use tidemill_core::id::{Inode, NodeId};
-use tidemill_core::layout::{
+use tidemill_model::id::{Inode, NodeId};
+use tidemill_model::layout::{
     FreeSpace, PlacementError, RESERVE_BYTES, Tier, place, place_in_memory,
 };
 use tidemill_wire::capability::rights;

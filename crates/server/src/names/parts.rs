@@ -11,8 +11,8 @@ use super::transaction::Tx;
 use super::vnode::{InodeRecord, NO_NODE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
-use tidemill_core::id::{Inode, NodeId, ObjectId};
-use tidemill_core::layout::{self, Layout, LayoutError, Part, PartOf, StripedLayout, Stripes};
+use tidemill_model::id::{Inode, NodeId, ObjectId};
+use tidemill_model::layout::{self, Layout, LayoutError, Part, PartOf, StripedLayout, Stripes};
 use tidemill_wire::capability::rights;
 use tidemill_wire::v1;
 

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 
 /// Time in nanoseconds for which a workspace's known usage may be too large after a removal.

@@ -7,7 +7,7 @@ use super::transaction::Tx;
 use super::vnode::{Caller, InodeRecord};
 use crate::clock;
 use std::sync::Arc;
-use tidemill_core::layout::Layout;
+use tidemill_model::layout::Layout;
 use tidemill_wire::v1::Kind;
 
 /// A version of a file that is being read. The version's bytes and replicas are not removed while this value exists.

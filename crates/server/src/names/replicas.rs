@@ -12,8 +12,8 @@ use super::vnode::InodeRecord;
 use crate::corruption;
 use rusqlite::{Connection, OptionalExtension, params};
 use serde_json::{Value, json};
-use tidemill_core::layout::{self, Layout, Part};
-use tidemill_core::replicas::{REPLICAS_MAX, ReplicaState, WantedReplicas};
+use tidemill_model::layout::{self, Layout, Part};
+use tidemill_model::replicas::{REPLICAS_MAX, ReplicaState, WantedReplicas};
 use tidemill_wire::v1::name_result::Result as Answer;
 
 /// State of a replica in progress (`replica.state`), and (`CURRENT`) of an existing replica.

@@ -1,5 +1,5 @@
 //! Reserved space in the burst tier (table `space_reservation`), and the versions placed within a reservation (table `reserved_object`).
-//! [`tidemill_core::reservation`] defines which clients may begin which versions. Triggers of the database count the used space of a
+//! [`tidemill_sched::reservation`] defines which clients may begin which versions. Triggers of the database count the used space of a
 //! reservation and end the reservation with its directory.
 
 use super::burst::{DUE, HEARD_NS, WAITS, sum_of};
@@ -9,9 +9,9 @@ use super::transaction::{DEPTH_MAX, Tx};
 use super::vnode::InodeRecord;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::id::{Inode, NodeId};
-use tidemill_core::layout::{FreeSpace, PlacementError, RESERVE_BYTES, place_in_burst};
-use tidemill_core::reservation::{SpaceReservation, TierSpace};
+use tidemill_model::id::{Inode, NodeId};
+use tidemill_model::layout::{FreeSpace, PlacementError, RESERVE_BYTES, place_in_burst};
+use tidemill_sched::reservation::{SpaceReservation, TierSpace};
 
 /// A space reservation that has not ended.
 #[derive(Clone, Copy, Debug)]

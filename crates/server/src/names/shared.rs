@@ -18,9 +18,9 @@ use std::hash::Hash;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::layout::{FreeSpace, PlacementError, to_resume};
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::layout::{FreeSpace, PlacementError, to_resume};
+use tidemill_model::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 
 /// Lifetime of a capability. After expiry, a client requests another capability; a mount does so when a node rejects the capability.

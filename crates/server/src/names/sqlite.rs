@@ -17,7 +17,7 @@ use crate::clock;
 use rusqlite::{Connection, OptionalExtension, params};
 use std::path::Path;
 use std::sync::Arc;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::v1;
 
@@ -391,9 +391,9 @@ impl Names for SqliteNames {
 #[cfg(test)]
 impl SqliteNames {
     /// Adds a node with free space, for tests.
-    pub(crate) fn add_node(&self, node: tidemill_core::id::NodeId) {
+    pub(crate) fn add_node(&self, node: tidemill_model::id::NodeId) {
         let mut spaces = super::shared::Spaces::clone(&self.shared().spaces());
-        spaces.store.push(tidemill_core::layout::FreeSpace {
+        spaces.store.push(tidemill_model::layout::FreeSpace {
             leaving: false,
             memory: false,
             burst: false,

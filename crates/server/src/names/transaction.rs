@@ -7,7 +7,7 @@ use super::visibility::Visibility;
 use super::vnode::{Caller, InodeRecord, READ, SEARCH, WRITE};
 use rusqlite::{Connection, OptionalExtension, params};
 use std::str::FromStr;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::control;
 
 /// Maximum length of the name of one directory entry, in bytes.

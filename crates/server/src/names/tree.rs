@@ -6,7 +6,7 @@ use super::vnode::{
     GROUP_EXEC, InodeRecord, NO_NODE, READ, SEARCH, SETGID, SETUID, STICKY, WRITE, select_vnodes,
 };
 use rusqlite::params;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 
 /// Maximum number of names, or hard links, of a file.

@@ -12,9 +12,9 @@ use crate::attached;
 use crate::migrations;
 use crate::rules::run_outcome::ABANDONED;
 use rusqlite::{OptionalExtension, params};
-use tidemill_core::id::{Inode, NodeId};
-use tidemill_core::layout::{FreeSpace, PartOf, RESERVE_BYTES, place};
-use tidemill_core::replicas::WantedReplicas;
+use tidemill_model::id::{Inode, NodeId};
+use tidemill_model::layout::{FreeSpace, PartOf, RESERVE_BYTES, place};
+use tidemill_model::replicas::WantedReplicas;
 use tidemill_wire::capability::{Attributes, rights};
 use tidemill_wire::v1::{self, Kind, name_result::Result as Answer};
 

@@ -5,7 +5,7 @@ use super::transaction::{DEPTH_MAX, Tx};
 use super::vnode::{Caller, InodeRecord, READ, SEARCH};
 use rusqlite::OptionalExtension;
 use std::collections::HashMap;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 
 /// A directory with the viewer's rights to it.
 #[derive(Clone, Debug)]

@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use rusqlite::{Connection, OptionalExtension, Row, params};
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Set-group-id bit of the mode.

@@ -8,7 +8,7 @@ use super::transaction::{Tx, shown};
 use super::vnode::{InodeRecord, SEARCH, SETGID};
 use rusqlite::{OptionalExtension, params};
 use std::time::Duration;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
 /// Name of the directory that contains the workspaces.

@@ -109,7 +109,7 @@ pub(crate) fn abandon_silent(
 mod tests {
     use super::*;
     use crate::names::{Names as _, NamesRequest, SqliteNames};
-    use tidemill_core::id::NodeId;
+    use tidemill_model::id::NodeId;
     use tidemill_wire::v1::name_op::Op;
     use tidemill_wire::v1::name_result::Result as Answer;
 

@@ -16,8 +16,8 @@ use session::NatsSession;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::Label;
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::Label;
 use tokio::runtime::Runtime;
 use tokio::sync::Notify;
 

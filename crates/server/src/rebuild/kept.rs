@@ -7,9 +7,9 @@ use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use tidemill_core::attribute::{name, object, task};
-use tidemill_core::layout::PartOf;
-use tidemill_core::object::tag;
+use tidemill_model::attribute::{name, object, task};
+use tidemill_model::layout::PartOf;
+use tidemill_model::object::tag;
 use tidemill_wire::v1::NameNote;
 
 /// Version of the tables in a node's database.
@@ -159,7 +159,7 @@ pub(super) fn read(path: &Path) -> Result<RecoveredNode, RecoverError> {
         kept.unknown = unknown(&db, path).map_err(at)?;
         let (intermediates, backend) = (intermediates(path), backend(&db).map_err(at)?);
         let there = |object: &KeptObject| {
-            let id = tidemill_core::id::ObjectId(object.id);
+            let id = tidemill_model::id::ObjectId(object.id);
             // A corrupt object has a file under this name.
             let corrupt = path.join("corrupt").join(format!("{:016x}", object.id));
             let intermediates = intermediates.contains(&object.id);

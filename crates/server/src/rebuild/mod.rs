@@ -21,7 +21,7 @@ use kept::{NodeTask, RecoveredNode};
 use rusqlite::{Connection, OptionalExtension as _, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use tidemill_core::attribute::task as page;
+use tidemill_model::attribute::task as page;
 use tidemill_wire::v1::{NameNote, State};
 
 /// Number of ids left free after the largest id that a node knows. The gap exceeds the number of ids that clients can have reserved.

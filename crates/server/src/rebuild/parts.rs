@@ -6,8 +6,8 @@ use crate::names::replicas::CURRENT;
 use crate::names::vnode::NO_NODE;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::id::ObjectId;
-use tidemill_core::layout::{PartOf, StripedLayout};
+use tidemill_model::id::ObjectId;
+use tidemill_model::layout::{PartOf, StripedLayout};
 use tidemill_wire::v1::{Layout, NameNote};
 
 /// A version that was assembled from the data of its parts.

@@ -4,7 +4,7 @@ use crate::names::Fault;
 use crate::names::vnode::{InodeRecord, NO_NODE};
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 
 /// Directory for inodes whose path is taken or invalid, or whose directory is unknown.

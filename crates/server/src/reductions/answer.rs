@@ -1,6 +1,6 @@
 //! Format of an answer to a reduction in reductionist's interface: a CBOR map (RFC 8949).
 
-use tidemill_kernel::array::Reduced;
+use tidemill_compute::array::Reduced;
 
 /// Major types of items in CBOR.
 const UNSIGNED: u8 = 0;
@@ -84,7 +84,7 @@ pub(super) fn cbor(reduced: &Reduced, (shape_as_bytes, count_as_bytes): (bool, b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_kernel::array::Dtype;
+    use tidemill_compute::array::Dtype;
 
     #[test]
     fn reduction_answer_equals_cbor_of_other_libraries() {

@@ -28,12 +28,12 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_core::display::line;
-use tidemill_core::layout::Layout;
-use tidemill_kernel::array::{ArrayError, ArraySpec, Reduced};
-use tidemill_kernel::reduce_workers::{
+use tidemill_compute::array::{ArrayError, ArraySpec, Reduced};
+use tidemill_compute::work::{
     ArrayReduction, PIECES_MAX, SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes,
 };
+use tidemill_model::display::line;
+use tidemill_model::layout::Layout;
 use tokio::sync::Semaphore;
 
 /// Prefix of the URL paths of reductions.
@@ -308,8 +308,8 @@ fn pieces(layout: &Layout, range: Range<u64>) -> Result<(usize, Vec<ByteSource>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Part, StripedLayout};
+    use tidemill_model::id::{NodeId, ObjectId};
+    use tidemill_model::layout::{Part, StripedLayout};
 
     #[test]
     fn reduction_node_has_most_bytes_and_receives_other_ranges() {

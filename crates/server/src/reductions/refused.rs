@@ -4,7 +4,7 @@ use crate::files::{BytesUnreadable, FileRefusal as FilesRefused};
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use serde_json::{Value, json};
-use tidemill_kernel::array::ArrayError;
+use tidemill_compute::array::ArrayError;
 
 /// Seconds after which a client may retry a request that the server refused because of load.
 const RETRY_SECS: &str = "1";

@@ -3,7 +3,7 @@
 use super::refused::ReductionRefusal;
 use serde::Deserialize;
 use serde_json::Number;
-use tidemill_kernel::array::{
+use tidemill_compute::array::{
     ArrayError, ArrayOperation, ArrayPlan, ArraySlice, ArraySpec, Codec, Dtype, Literal, Missing,
 };
 

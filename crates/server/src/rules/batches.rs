@@ -18,8 +18,8 @@ use crate::names::vnode::Caller;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::id::ObjectId;
-use tidemill_core::rule::hook::{BATCH_FILES_MAX, BatchEnd, LAG_FILES, file_order};
+use tidemill_lang::rule::hook::{BATCH_FILES_MAX, BatchEnd, LAG_FILES, file_order};
+use tidemill_model::id::ObjectId;
 use tidemill_wire::v1;
 
 /// Number of batches of a hook that clients see: the latest.

@@ -11,9 +11,9 @@ use crate::names::Fault;
 use futures_util::{StreamExt as _, stream};
 use rusqlite::Connection;
 use std::collections::BTreeMap;
-use tidemill_core::id::{NodeId, ObjectId};
-use tidemill_core::object::Placed;
-use tidemill_core::rule::mime::HEAD_BYTES;
+use tidemill_lang::rule::mime::HEAD_BYTES;
+use tidemill_model::id::{NodeId, ObjectId};
+use tidemill_model::object::Placed;
 
 /// Number of versions that are read at the same time.
 const AT_ONCE: usize = 16;

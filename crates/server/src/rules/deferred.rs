@@ -1,13 +1,13 @@
 //! Map tasks of hooks that wait for the end of a burst of writes. No map task starts in the first moment of a burst, since many bursts end
-//! within that moment ([`tidemill_core::burst::share`]). The delay applies only to files in the burst tier, and only to hooks.
+//! within that moment ([`tidemill_model::processor_share`]). The delay applies only to files in the burst tier, and only to hooks.
 
 use super::{MatchState, Rules, StoredRule};
 use crate::names::Fault;
 use crate::names::shared::NamesShared;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::burst::share::begins;
-use tidemill_core::time::Time;
+use tidemill_model::processor_share::begins;
+use tidemill_model::time::Time;
 
 /// Maximum number of waiting files of a hook that are counted.
 const COUNTED_MAX: i64 = 10_000;

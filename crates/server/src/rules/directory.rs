@@ -7,7 +7,7 @@ use crate::names::transaction::{Tx, shown};
 use crate::names::vnode::InodeRecord;
 use crate::names::{Fault, notes};
 use rusqlite::{Connection, params};
-use tidemill_core::rule::Rule;
+use tidemill_lang::rule::Rule;
 
 /// Returns the name of a directory's rule whose text contains no name.
 pub(super) fn name_of(directory: u64) -> String {

@@ -23,8 +23,8 @@ use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_client::users;
-use tidemill_core::id::{JobId, ObjectId};
-use tidemill_core::rule::FillError;
+use tidemill_lang::rule::FillError;
+use tidemill_model::id::{JobId, ObjectId};
 use tokio::task::JoinSet;
 
 /// Maximum number of rules for which jobs are created at the same time.

@@ -14,7 +14,7 @@ use crate::names::vnode::InodeRecord;
 use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidemill_core::rule::hook::BatchEnd;
+use tidemill_lang::rule::hook::BatchEnd;
 use tokio::task::JoinSet;
 
 /// Pause before another check whether a batch with a marker can be closed.

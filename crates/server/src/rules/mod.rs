@@ -33,8 +33,8 @@ use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::users;
-use tidemill_core::rule::Rule;
-use tidemill_core::rule::hook::InputAction;
+use tidemill_lang::rule::Rule;
+use tidemill_lang::rule::hook::InputAction;
 use tokio::sync::Notify;
 
 /// Maximum number of rules of one ordinary user.

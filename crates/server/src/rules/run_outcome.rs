@@ -6,8 +6,8 @@ use crate::jobs::store::{json, state_number, task_state};
 use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
-use tidemill_core::dispatch::ASIDE;
-use tidemill_core::event::TaskState;
+use tidemill_model::event::TaskState;
+use tidemill_sched::dispatch::ASIDE;
 use tidemill_wire::v1;
 
 /// Maximum number of ended jobs whose outcomes are recorded in one transaction.

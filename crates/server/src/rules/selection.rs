@@ -8,7 +8,7 @@ use crate::names::Fault;
 use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use tidemill_core::rule::FileGrouping;
+use tidemill_lang::rule::FileGrouping;
 
 /// Maximum number of files that one job of a rule processes.
 pub(super) const FILES_MAX: usize = 1000;

@@ -13,7 +13,7 @@ use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use rusqlite::Connection;
 use std::sync::Arc;
-use tidemill_core::rule::Rule;
+use tidemill_lang::rule::Rule;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 

@@ -5,7 +5,7 @@ use super::{StoredRule, service};
 use crate::clock;
 use crate::names::{Caller, Fault};
 use std::sync::Arc;
-use tidemill_core::rule::Rule;
+use tidemill_lang::rule::Rule;
 
 impl RuleRunner {
     fn called(&self, name: &str) -> Option<Arc<StoredRule>> {

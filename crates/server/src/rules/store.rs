@@ -8,7 +8,7 @@ use crate::names::{Caller, Fault, ids};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::sync::Arc;
 use tidemill_client::users;
-use tidemill_core::rule::Rule;
+use tidemill_lang::rule::Rule;
 use tidemill_wire::v1;
 
 /// Maximum number of rule runs deleted in one transaction.

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 use tidemill_client::{Credential, Endpoint, Server as Client};
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_server::ServeConfig;
 use tidemill_wire::capability::{CapabilityKey, CapabilityRefusal, rights};
 use tidemill_wire::size_limits::OPS_MAX;

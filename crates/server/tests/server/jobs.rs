@@ -422,7 +422,7 @@ async fn energy_of_run_is_counted_once_as_reported_at_its_end() {
         runs,
         unknown,
     };
-    let most = tidemill_core::elastic::RUN_MICROJOULES_MAX;
+    let most = tidemill_sched::elastic::RUN_MICROJOULES_MAX;
     let lie = i64::MAX.cast_unsigned();
     let mut known = BTreeSet::new();
     let second = 1_000_000_000;

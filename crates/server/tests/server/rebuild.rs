@@ -5,9 +5,9 @@ use prost::Message as _;
 use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use tidemill_core::attribute::{name, object};
-use tidemill_core::id::{Inode, ObjectId};
-use tidemill_core::layout::PartOf;
+use tidemill_model::attribute::{name, object};
+use tidemill_model::id::{Inode, ObjectId};
+use tidemill_model::layout::PartOf;
 use tidemill_server::rebuild::{Rebuilt, rebuild};
 use tidemill_wire::v1::{self, Kind, NameNote};
 

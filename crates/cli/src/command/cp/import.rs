@@ -7,7 +7,7 @@ use crate::files;
 use anyhow::Context as _;
 use std::collections::HashSet;
 use std::sync::Arc;
-use tidemill_core::glob::Pattern;
+use tidemill_model::glob::Pattern;
 use tidemill_remote::{Error, ListedItem};
 use tokio::task::JoinSet;
 

@@ -4,7 +4,7 @@ use super::host::program;
 use crate::output::doctor::Check;
 use rustix::fs::{Access, access};
 use std::path::{Path, PathBuf};
-use tidemill_kernel::{KERNELS_FROM, SandboxSupport, sandbox_support};
+use tidemill_sandbox::{KERNELS_FROM, SandboxSupport, sandbox_support};
 
 /// Controllers that limit the memory and the processes of kernels.
 const CONTROLLERS: [&str; 2] = ["memory", "pids"];

@@ -10,7 +10,7 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
-use tidemill_core::display;
+use tidemill_model::display;
 use tidemill_mount::preload::{self, NotStored, UnstoredFiles};
 
 /// Pause between two requests, doubled up to [`PAUSE_MAX`].

@@ -8,9 +8,9 @@ use anyhow::{Context as _, bail};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_core::rule::Rule;
-use tidemill_core::rule::hook::HookSpec;
-use tidemill_core::script::{self, SettingGroup, TextForm};
+use tidemill_lang::rule::Rule;
+use tidemill_lang::rule::hook::HookSpec;
+use tidemill_lang::script::{self, SettingGroup, TextForm};
 
 const EXAMPLES: &str = "Examples:
   tidemill job convert job.conf                          print a job in libconfig as TOML

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::{Error, Server};
-use tidemill_core::display;
+use tidemill_model::display;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:

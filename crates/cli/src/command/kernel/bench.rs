@@ -15,7 +15,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 use subject::{BenchData, RESULT, SMALL_BYTES, Subject};
-use tidemill_kernel::{Launcher, LauncherSettings, builtin_names};
+use tidemill_compute::builtin_names;
+use tidemill_sandbox::{Launcher, LauncherSettings};
 
 const EXAMPLES: &str = "Examples:
   tidemill kernel bench                             all built-in kernels on this machine

@@ -10,12 +10,12 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
-use tidemill_kernel::{
+use tidemill_sandbox::{
     CodeSource, InputsAs, Launcher, LauncherSettings, Run, RunInput, RunLimits, find_program,
 };
 
 /// Header that kernels in C include.
-pub(super) const HEADER: &str = include_str!("../../../../kernel/include/tidemill_kernel.h");
+pub(super) const HEADER: &str = include_str!("../../../../sandbox/include/tidemill_kernel.h");
 pub(super) const HEADER_NAME: &str = "tidemill_kernel.h";
 
 /// The crate that kernels in Rust use: its files by name.

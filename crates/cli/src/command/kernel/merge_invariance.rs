@@ -10,8 +10,8 @@ use std::fs::{self, File};
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_kernel::child::PIECE_ALIGN;
-use tidemill_kernel::{CodeSource, Launcher, Run, RunInput, RunPart};
+use tidemill_sandbox::child::PIECE_ALIGN;
+use tidemill_sandbox::{CodeSource, Launcher, Run, RunInput, RunPart};
 
 /// Number of cuts that are tried.
 const CUTS: u64 = 8;

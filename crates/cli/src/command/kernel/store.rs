@@ -1,4 +1,4 @@
-//! `tidemill kernel add`, `list` and `delete`: kernels of one's own in the cluster, see `tidemill_core::job::user_kernels`.
+//! `tidemill kernel add`, `list` and `delete`: kernels of one's own in the cluster, see `tidemill_model::user_kernels`.
 
 use super::NO_WASM;
 use crate::context::{CommandContext, credentials};
@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Server;
 use tidemill_client::transfer::{PutOptions, Transfer};
-use tidemill_core::job::user_kernels::{self, OwnName};
-use tidemill_kernel::hash_file;
+use tidemill_model::user_kernels::{self, OwnName};
+use tidemill_sandbox::hash_file;
 use tidemill_wire::v1::{self, name_op::Op};
 
 /// Modes of a kernel that only its owner may use, and of a kernel for all users.

@@ -1,7 +1,7 @@
 //! Conditions of a search through recorded tasks and files.
 
 use std::ffi::OsString;
-use tidemill_core::calendar::{CalendarTime, CalendarUnit};
+use tidemill_model::calendar::{CalendarTime, CalendarUnit};
 use tidemill_wire::v1;
 
 /// Nanoseconds of a second.

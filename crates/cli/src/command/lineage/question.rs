@@ -8,11 +8,11 @@ use anyhow::{Context as _, ensure};
 use std::collections::BTreeSet;
 use std::ffi::OsString;
 use tidemill_client::Server;
-use tidemill_core::display::escaped;
-use tidemill_core::glob::Pattern;
-use tidemill_core::id::{JobId, ObjectId, TaskId};
-use tidemill_core::lineage::search::LineageCriteria;
-use tidemill_core::lineage::{Graph, Vertex};
+use tidemill_model::display::escaped;
+use tidemill_model::glob::Pattern;
+use tidemill_model::id::{JobId, ObjectId, TaskId};
+use tidemill_model::lineage::search::LineageCriteria;
+use tidemill_model::lineage::{Graph, Vertex};
 use tidemill_wire::v1;
 
 /// Start of a graph.
@@ -219,7 +219,7 @@ fn ends_of(graph: &Graph, job: JobId, up: bool) -> Vec<Vertex> {
 /// Returns the versions of a path, without the inputs of their tasks.
 fn of_path(graph: &Graph, path: &files::ClusterPath) -> Vec<Vertex> {
     let path = &*escaped(path.as_ref());
-    let of = |version: &&tidemill_core::lineage::LineageVersion| {
+    let of = |version: &&tidemill_model::lineage::LineageVersion| {
         version.path == path || version.current_path.as_deref() == Some(path)
     };
     let mut versions: Vec<_> = graph.versions().filter(of).collect();
@@ -254,7 +254,7 @@ fn selected(
     };
     let makers = |object: ObjectId| {
         let maker = graph.maker(object);
-        let wanted = |run: &tidemill_core::lineage::LineageRecord| {
+        let wanted = |run: &tidemill_model::lineage::LineageRecord| {
             let of = question.search.outputs_of.as_ref();
             of.is_none_or(|kernel| run.is_of(kernel))
                 && among.is_none_or(|among| among.contains(&Vertex::Run(run.task)))

@@ -1,5 +1,5 @@
 //! Scans the external store of a node for attached directories of the cluster: a new or changed object becomes a version, and the file of a
-//! deleted object is removed. `core::follow` decides about each object.
+//! deleted object is removed. `model::follow` decides about each object.
 
 mod files;
 
@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use tidemill_client::{Credential, Endpoint, Server};
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_node::backend::{AttachedDirectory, Follower};
 use tidemill_remote::{ListedItem, Remote, RemoteAddress, StoreFile};
 use tidemill_wire::v1;

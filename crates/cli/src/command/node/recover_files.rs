@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
-use tidemill_core::glob::Pattern;
+use tidemill_model::glob::Pattern;
 use tidemill_node::backend::Far;
 use tidemill_node::backend::packs::{
     DIRECTORY,

@@ -9,8 +9,8 @@ use anyhow::Context as _;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_core::event::Role;
-use tidemill_core::id::NodeId;
+use tidemill_model::event::Role;
+use tidemill_model::id::NodeId;
 use tidemill_node::backend::packs::Packing;
 use tidemill_node::power::Meter;
 use tidemill_plan::units::Watts;
@@ -447,7 +447,7 @@ fn variable(given: &str) -> anyhow::Result<(String, String)> {
     let (name, value) = given
         .split_once('=')
         .with_context(|| format!("kernels-environment: {given:?}; write NAME=VALUE"))?;
-    if let Some(reason) = tidemill_core::runtime_environment::refusal(name) {
+    if let Some(reason) = tidemill_model::runtime_environment::refusal(name) {
         anyhow::bail!("kernels-environment: {name:?} can't be set: {reason}");
     }
     Ok((name.to_owned(), value.to_owned()))

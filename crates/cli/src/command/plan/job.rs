@@ -4,7 +4,7 @@ use crate::output::atomic_file;
 use anyhow::Context as _;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use std::path::{Path, PathBuf};
-use tidemill_core::job::Job;
+use tidemill_lang::job::Job;
 use tidemill_plan::sim::trace::Trace;
 use tidemill_plan::sim::{
     Placement, Platform, Simulation, SourceKind, Workflow, job, source, wfformat,

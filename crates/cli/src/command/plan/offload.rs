@@ -205,7 +205,7 @@ mod tests {
         assert!(
             SPLITTABLE
                 .iter()
-                .all(|name| tidemill_kernel::is_builtin(name))
+                .all(|name| tidemill_compute::is_builtin(name))
         );
     }
 }

@@ -6,9 +6,9 @@ use crate::context::{CommandContext, credentials};
 use crate::files;
 use std::fmt::Write as _;
 use std::process::ExitCode;
-use tidemill_core::display::line;
-use tidemill_core::glob;
-use tidemill_kernel::reduction::ResultFormat;
+use tidemill_compute::reduction::ResultFormat;
+use tidemill_model::display::line;
+use tidemill_model::glob;
 use tidemill_wire::v1;
 
 /// Returns the path of the result in the cluster, if the command names one.

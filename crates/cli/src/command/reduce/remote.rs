@@ -16,15 +16,15 @@ use std::ops::Range;
 use tidemill_client::Server;
 use tidemill_client::ranged::RangedFile;
 use tidemill_client::transfer::Transfer;
-use tidemill_core::display::escaped;
-use tidemill_core::layout::Layout;
-use tidemill_format::zip::Zip;
-use tidemill_format::{Format, Header, Pieces, Storage, VariableExtent, VariableSource, pieces};
-use tidemill_kernel::reduce_workers::{SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes as Stored};
-use tidemill_kernel::reduction::{
+use tidemill_compute::reduction::{
     BoxFold, BoxState, FilePlan, PIECE_BYTES, Pass, ReductionBatch, ReductionInput, ReductionItem,
     ReductionPlan, ReductionQuery, ResultTable, STATE_BYTES_MAX, around, cut, item, local, plan,
 };
+use tidemill_compute::work::{SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes as Stored};
+use tidemill_format::zip::Zip;
+use tidemill_format::{Format, Header, Pieces, Storage, VariableExtent, VariableSource, pieces};
+use tidemill_model::display::escaped;
+use tidemill_model::layout::Layout;
 use tidemill_wire::v1;
 use tokio::runtime::Handle;
 use tokio::task::block_in_place;

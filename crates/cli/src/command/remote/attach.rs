@@ -11,7 +11,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::time::Duration;
 use tidemill_client::{Server, users};
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_remote::RemoteAddress;
 use tidemill_wire::v1;
 

@@ -12,7 +12,7 @@ use clap::ValueEnum;
 use std::ffi::{OsStr, OsString};
 use std::process::ExitCode;
 use tidemill_client::Server;
-use tidemill_core::rule::hook::{HookSpec, InputAction, On};
+use tidemill_lang::rule::hook::{HookSpec, InputAction, On};
 use tidemill_wire::v1::{self, name_op::Op};
 
 const EXAMPLES: &str = "Examples of rules:

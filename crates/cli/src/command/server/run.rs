@@ -10,11 +10,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use tidemill_client::Endpoint;
-use tidemill_core::burst::TierLimits;
-use tidemill_core::event::Role;
-use tidemill_core::id::NodeId;
-use tidemill_core::replicas::WantedReplicas;
-use tidemill_core::time::Span;
+use tidemill_model::event::Role;
+use tidemill_model::id::NodeId;
+use tidemill_model::replicas::WantedReplicas;
+use tidemill_model::time::Span;
+use tidemill_sched::burst::TierLimits;
 use tidemill_server::elastic::{Commands, ShellCommand};
 
 const EXAMPLES: &str = "Examples:

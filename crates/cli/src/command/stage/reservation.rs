@@ -8,7 +8,7 @@ use crate::output::{self, Message};
 use anyhow::Context as _;
 use std::ffi::{OsStr, OsString};
 use std::time::Duration;
-use tidemill_core::display::line;
+use tidemill_model::display::line;
 use tidemill_wire::v1;
 use tonic::Code;
 

@@ -13,17 +13,17 @@ use crate::trace::trace;
 use anyhow::Context as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
-use tidemill_core::dispatch::expected_run;
-use tidemill_core::event::History;
-use tidemill_core::id::NodeId;
-use tidemill_core::label::Kernel;
-use tidemill_core::resources::Needs;
-use tidemill_core::time::Span;
+use tidemill_model::event::History;
+use tidemill_model::id::NodeId;
+use tidemill_model::label::Kernel;
+use tidemill_model::resources::Needs;
+use tidemill_model::time::Span;
 use tidemill_plan::sim::trace::Trace;
 use tidemill_plan::sim::{
     Placement, Platform, Simulation, SimulationReport, Workflow, WorkflowTask,
 };
 use tidemill_plan::units::Watts;
+use tidemill_sched::dispatch::expected_run;
 use tidemill_wire::v1;
 
 /// Name of the kernel that stands for all work of nodes for other jobs.

@@ -1,7 +1,7 @@
 //! The entries of the control directory: the names that the mount looks up and lists, with the texts of the reference.
 
 use super::{ControlRequest, Special};
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 
 /// Entry of the control directory.
 #[derive(Clone, Copy, Debug)]

@@ -8,9 +8,9 @@ use crate::error::Error;
 use crate::fs::{Caller, Fs};
 use rustix::io::Errno;
 use std::fmt::Write as _;
-use tidemill_core::rule::hook::{HookSpec, InputAction, On};
-use tidemill_core::rule::{MAX_RULE_BYTES, Rule};
-use tidemill_core::script::TextForm;
+use tidemill_lang::rule::hook::{HookSpec, InputAction, On};
+use tidemill_lang::rule::{MAX_RULE_BYTES, Rule};
+use tidemill_lang::script::TextForm;
 use tidemill_wire::v1;
 
 /// Maximum length of the written text, in bytes.

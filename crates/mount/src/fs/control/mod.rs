@@ -22,9 +22,9 @@ use std::sync::Arc;
 use std::time::Duration;
 use submit::OpenerProcess;
 use tidemill_client::{Error as ClientError, users};
-use tidemill_core::display;
-use tidemill_core::id::Inode;
-use tidemill_core::rule::hook::HookSpec;
+use tidemill_lang::rule::hook::HookSpec;
+use tidemill_model::display;
+use tidemill_model::id::Inode;
 use tidemill_wire::control::{DIRECTORY, LINK};
 use tidemill_wire::v1::{self, Attr, Kind, name_op::Op, name_result::Result as Answer};
 

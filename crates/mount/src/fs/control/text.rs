@@ -1,8 +1,8 @@
 //! Text of the files of the control directory, for users and simple scripts.
 
 use std::fmt::Write as _;
-use tidemill_core::id::ObjectId;
-use tidemill_core::lineage;
+use tidemill_model::id::ObjectId;
+use tidemill_model::lineage;
 use tidemill_wire::v1;
 
 const MILLISECOND_NS: i64 = 1_000_000;

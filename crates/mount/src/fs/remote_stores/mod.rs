@@ -32,7 +32,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tidemill_client::blocks::BlockCache;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use vnodes::{InodeTarget, Vnodes};
 
 /// Name of the directory of remotes in the root. A directory of the cluster with this name takes precedence.

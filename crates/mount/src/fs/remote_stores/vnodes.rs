@@ -7,7 +7,7 @@ use crate::stores::{Content, DirectoryEntry, PathContent};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::time::UNIX_EPOCH;
-use tidemill_core::id::Inode;
+use tidemill_model::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
 /// Bit of an inode number that distinguishes inodes of remotes from other special inodes.

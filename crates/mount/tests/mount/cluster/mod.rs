@@ -18,7 +18,7 @@ use parking_lot::{ReentrantMutex, ReentrantMutexGuard};
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 use tidemill_client::Endpoint;
-use tidemill_core::id::NodeId;
+use tidemill_model::id::NodeId;
 use tidemill_mount::{Error, MountConfig, MountSession, mount};
 use tidemill_node::RunningNode;
 use tidemill_server::RunningServer;

@@ -13,7 +13,7 @@ use fastcdc::v2020::FastCDC;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashSet, VecDeque};
 use std::sync::Arc;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 use tokio::task::JoinHandle;
 
 /// Average size of chunks in bytes, and minimum size of all chunks except the last chunk of a file.

@@ -10,7 +10,7 @@ use bytes::{Bytes, BytesMut};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Time for which the packer trusts the external store's answer that a pack exists.
 pub(super) const BELIEVED: Duration = Duration::from_secs(60);

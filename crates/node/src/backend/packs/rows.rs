@@ -9,7 +9,7 @@ use super::super::rows::{placed, size as unsigned};
 use super::format::{ChunkSpot, Frame, Hash, ManifestPart};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
 use std::collections::{HashMap, HashSet};
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Number of a pack in this database.
 pub(super) type PackId = i64;

@@ -6,7 +6,7 @@ use super::recovery::Contents;
 use super::*;
 use crate::store::{ObjectFile, Store as _, StoreError};
 use std::collections::BTreeMap;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 const PACKED: Packing = Packing::Chunks { compress: true };
 

@@ -7,7 +7,7 @@ use super::format::ManifestPart;
 use super::packing::{PackBatch, PackError, now_s};
 use super::rows::{self, PackId};
 use crate::store::StoreError;
-use tidemill_core::id::ObjectId;
+use tidemill_model::id::ObjectId;
 
 /// Time in seconds for which an unused pack is kept, because a file whose upload is retried may need the pack.
 const UNUSED_S: i64 = 3600;

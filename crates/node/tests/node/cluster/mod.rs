@@ -19,7 +19,7 @@ use std::pin::Pin;
 use std::time::Duration;
 use tidemill_client::Objects;
 use tidemill_client::objects::ObjectAddress;
-use tidemill_core::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::id::{LabelId, NodeId, ObjectId};
 use tidemill_node::{NodeConfig, RunningNode};
 use tidemill_wire::capability::{Attributes, Capability, CapabilityKey, rights};
 use tidemill_wire::route::SealBody;

@@ -1,11 +1,11 @@
 //! Failures of runs in the simulation, and reports of nodes whose devices have a capacity limit.
 
 use super::{Engine, EngineMessage, id_of, node_at, view};
-use tidemill_core::event::{Event, NodeView};
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::{Failure, FailureKind, Outcome};
-use tidemill_core::layout::RESERVE_BYTES;
-use tidemill_core::time::Span;
+use tidemill_model::event::{Event, NodeView};
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::{Failure, FailureKind, Outcome};
+use tidemill_model::layout::RESERVE_BYTES;
+use tidemill_model::time::Span;
 
 /// Interval at which nodes whose devices have a capacity limit report their free space.
 const STATUS_PERIOD: Span = Span::from_secs(1);
@@ -84,6 +84,6 @@ impl Engine<'_> {
 
 /// Returns the reason for which an output was not written to a full device, for people.
 pub(super) fn full(node: NodeId, bytes: u64) -> String {
-    let needed = tidemill_core::display::bytes(bytes);
+    let needed = tidemill_model::display::bytes(bytes);
     format!("the device of node {node} is full, {needed} did not fit")
 }

@@ -1,16 +1,16 @@
-//! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. `tidemill_core::elastic` makes the decisions,
+//! Suspended nodes in the simulation: decides which nodes are suspended or resumed, and when. `tidemill_sched::elastic` makes the decisions,
 //! as in a running cluster, based on the demand that the dispatcher reports. The checks are as frequent as those of a server.
 
 use super::{Engine, PlannedEvent, id_of, node_at, view};
 use crate::sim::quantity::whole;
 use crate::sim::{Allocation, Platform};
 use std::collections::BTreeSet;
-use tidemill_core::dispatch::Demand;
-use tidemill_core::elastic::{
+use tidemill_model::event::{Event, JobState};
+use tidemill_model::time::{Span, Time};
+use tidemill_sched::dispatch::Demand;
+use tidemill_sched::elastic::{
     self, ElasticAction, ElasticLimits, NodePower, ResumeCandidate, Resumes, Suspension,
 };
-use tidemill_core::event::{Event, JobState};
-use tidemill_core::time::{Span, Time};
 
 /// Interval at which the demand for nodes is checked.
 const LOOK: Span = Span::from_millis(500);

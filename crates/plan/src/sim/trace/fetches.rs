@@ -2,7 +2,7 @@
 
 use super::{Trace, TraceTask, rate};
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::time::Span;
+use tidemill_model::time::Span;
 
 /// Minimum size of a fetch whose rate is meaningful for a link that is known to be faster, in bytes.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;

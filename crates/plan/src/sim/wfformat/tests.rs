@@ -1,5 +1,5 @@
 use super::*;
-use tidemill_core::time::Span;
+use tidemill_model::time::Span;
 
 const SPLIT: &str = r#"{
   "name": "tiny", "schemaVersion": "1.5",

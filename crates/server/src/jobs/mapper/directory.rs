@@ -5,13 +5,13 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::ops::Range;
-use tidemill_core::id::NodeId;
-use tidemill_core::job::{DirectoryMap, ExternalInput, MappedFile, Mapping};
-use tidemill_core::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
+use tidemill_compute::array::{HeldChunk, VariablePart};
 use tidemill_format::{
     Directory, IndexRange as Indices, Storage, Variable, VariableSource, pieces, zarr,
 };
-use tidemill_kernel::array::{HeldChunk, VariablePart};
+use tidemill_lang::job::{DirectoryMap, ExternalInput, MappedFile, Mapping};
+use tidemill_model::id::NodeId;
+use tidemill_model::layout::{Layout, RANGES_MAX, Selection, VALUES_BYTES_MAX};
 
 /// Maximum number of files of one task instance with `per = "stripe-object"`: several instances read the files of a node with more files.
 const FILES_MAX: usize = 256;
@@ -302,8 +302,8 @@ mod tests {
     use super::*;
     use serde_json::Value as Json;
     use std::path::PathBuf;
-    use tidemill_core::id::ObjectId;
-    use tidemill_core::layout::Part;
+    use tidemill_model::id::ObjectId;
+    use tidemill_model::layout::Part;
 
     /// A local directory that represents the cluster: its files are on three nodes, or striped over two nodes.
     struct LocalTree {

@@ -1,9 +1,9 @@
 //! Arguments for built-in kernels of numbers: the kernels read a variable in its type and without its missing values. If that is
 //! impossible, the job is refused.
 
+use tidemill_compute::array::{self, Absent, Dtype};
+use tidemill_compute::{KernelInputFormat, reads_numbers};
 use tidemill_format::{DataKind, DataType, Format, Variable};
-use tidemill_kernel::array::{self, Absent, Dtype};
-use tidemill_kernel::{KernelInputFormat, reads_numbers};
 
 /// Form in which a kernel receives the values of a variable.
 #[derive(Debug, Default, PartialEq)]

@@ -5,9 +5,9 @@ use super::{CHUNKS_MAX, ContiguousValues, Lookups, MappedVariable, joined};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use tidemill_core::job::{MappedSelection, MapperResult};
-use tidemill_core::layout::{Layout, RANGES_MAX, Selection};
-use tidemill_kernel::array::{Codec, VariablePart};
+use tidemill_compute::array::{Codec, VariablePart};
+use tidemill_lang::job::{MappedSelection, MapperResult};
+use tidemill_model::layout::{Layout, RANGES_MAX, Selection};
 
 /// Version of the format of printed maps.
 const VERSION: u32 = 1;
@@ -389,8 +389,8 @@ fn codec(name: &str) -> Result<Codec, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::id::{NodeId, ObjectId};
-    use tidemill_core::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
+    use tidemill_model::id::{NodeId, ObjectId};
+    use tidemill_model::layout::{Extent, Extents, Part, PartPosition, StripedLayout};
 
     const SIZE: u64 = 40_000;
 

@@ -3,11 +3,11 @@
 
 use super::{numbers, within_part};
 use std::ops::Range;
-use tidemill_core::job::{MappedSelection, MapperResult, Mapping};
-use tidemill_core::layout::{Layout, Records, Selection, StripedLayout};
+use tidemill_compute::array::{Dtype, Encoded};
 use tidemill_format::Bytes;
 use tidemill_format::csv::{Csv, CsvType};
-use tidemill_kernel::array::{Dtype, Encoded};
+use tidemill_lang::job::{MappedSelection, MapperResult, Mapping};
+use tidemill_model::layout::{Layout, Records, Selection, StripedLayout};
 
 /// Returns the task instances that read a column of a text file.
 pub(super) fn map(
@@ -151,7 +151,7 @@ mod tests {
                     };
                     let mut out = Vec::new();
                     let lines = lines_of(&text, &layout, &one.selection);
-                    tidemill_kernel::array::columns(&csv, &lines, false, &mut out).unwrap();
+                    tidemill_compute::array::columns(&csv, &lines, false, &mut out).unwrap();
                     found.extend(
                         out.chunks(8)
                             .map(|number| i64::from_ne_bytes(number.try_into().unwrap())),

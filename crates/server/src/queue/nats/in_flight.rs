@@ -1,8 +1,8 @@
 //! Labels that a session has received from NATS, and labels that the session has sent and not received back yet.
 
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::Label;
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::Label;
 
 /// NATS subject to which the acknowledgement of a message is sent.
 pub(super) type Receipt = async_nats::Subject;

@@ -7,8 +7,8 @@
 //! | rest | the label, as in the outbox |
 
 use prost::Message;
-use tidemill_core::id::NodeId;
-use tidemill_core::label::Label;
+use tidemill_model::id::NodeId;
+use tidemill_model::label::Label;
 use tidemill_wire::v1;
 
 const VERSION: u8 = 1;

@@ -17,8 +17,8 @@ use futures_util::StreamExt;
 use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::time::Duration;
-use tidemill_core::id::{LabelId, NodeId};
-use tidemill_core::label::Label;
+use tidemill_model::id::{LabelId, NodeId};
+use tidemill_model::label::Label;
 
 /// Time limit for an answer of the NATS servers.
 const ANSWER: Duration = Duration::from_secs(2);

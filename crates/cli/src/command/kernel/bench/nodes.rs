@@ -13,8 +13,8 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 use tidemill_client::Server;
 use tidemill_client::transfer::{PutOptions, Transfer};
-use tidemill_core::id::NodeId;
-use tidemill_core::replicas;
+use tidemill_model::id::NodeId;
+use tidemill_model::replicas;
 use tidemill_wire::v1::{self, name_op::Op};
 
 /// Size of the file that the rate of the link is measured with.

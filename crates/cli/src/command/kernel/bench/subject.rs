@@ -7,11 +7,9 @@ use rand::{Rng, SeedableRng};
 use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use tidemill_core::glob;
-use tidemill_kernel::{
-    CodeSource, InputsAs, Launcher, Run, RunInput, builtin_hash, builtin_names, find_program,
-    hash_file, is_builtin,
-};
+use tidemill_compute::{builtin_hash, builtin_names, is_builtin};
+use tidemill_model::glob;
+use tidemill_sandbox::{CodeSource, InputsAs, Launcher, Run, RunInput, find_program, hash_file};
 
 /// Name of the input as a kernel sees it, and of the result.
 pub(super) const DATA: &str = "data";
@@ -207,7 +205,7 @@ fn quote(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidemill_core::script;
+    use tidemill_lang::script;
 
     #[test]
     fn bench_data_is_determined_by_seed_and_size() {

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use tidemill_client::placed::VersionPlace;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
-use tidemill_core::follow::{
+use tidemill_model::follow::{
     self, ExistingEntry, FollowStep, KnownVersions, Passed, directory_mode,
 };
-use tidemill_core::id::{NodeId, ObjectId};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_node::backend::{BackendFile, Follower};
 use tidemill_remote::{Remote, StoreFile};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -144,7 +144,7 @@ impl FollowedFiles {
         if let Some(&ino) = self.directories.lock().get(path) {
             return Ok(DirectoryState::Is(ino));
         }
-        let mut ino = tidemill_core::id::Inode::ROOT.0;
+        let mut ino = tidemill_model::id::Inode::ROOT.0;
         let above = self.attachment.directory.split('/').chain(path.split('/'));
         for name in above.filter(|name| !name.is_empty()) {
             let found = match self.look_up(ino, name).await? {

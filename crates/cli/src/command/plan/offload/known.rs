@@ -9,7 +9,7 @@ use crate::output::plan::per_second;
 use anyhow::{Context as _, ensure};
 use tidemill_client::Server;
 use tidemill_client::transfer::Transfer;
-use tidemill_kernel::builtin_hash;
+use tidemill_compute::builtin_hash;
 use tidemill_plan::advisor::{Link, Load, SideFacts, SideQueue};
 use tidemill_plan::units::{Bytes, BytesPerSecond, Seconds};
 use tidemill_wire::v1;

@@ -5,9 +5,9 @@
 
 use super::known::{ClusterNode, nanos};
 use crate::context::credentials;
-use tidemill_kernel::{Launcher, LauncherSettings};
 use tidemill_plan::advisor::{Load, MachineLoad, SideQueue};
 use tidemill_plan::units::{Seconds, significant};
+use tidemill_sandbox::{Launcher, LauncherSettings};
 use tidemill_wire::v1;
 
 /// Load of client and node.

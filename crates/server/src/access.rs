@@ -2,12 +2,10 @@
 //! check of the rights that a caller claims.
 
 use crate::ca::{Ca, write_private};
-use crate::names::Caller;
 use crate::tokens::{Token, Tokens};
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use parking_lot::Mutex;
-use rand::TryRngCore;
 use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -15,6 +13,8 @@ use std::time::{Duration, Instant};
 use tidemill_client::connections::{Met, PeerKind, UserConnection};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::{Credential, users};
+use tidemill_meta::Caller;
+use tidemill_meta::random::random;
 use tidemill_wire::{route, v1};
 use tokio::runtime::{Handle, RuntimeFlavor};
 use tonic::codegen::http::{Extensions, HeaderMap};
@@ -23,19 +23,6 @@ use tonic::{Request, Status};
 
 /// Time for which the server caches an answer of the name service.
 const GROUPS_KEPT: Duration = Duration::from_secs(30);
-
-/// Returns random bytes from the operating system.
-pub(crate) fn random<const N: usize>() -> [u8; N] {
-    let mut bytes = [0; N];
-    #[cfg(feature = "simulation")]
-    if crate::simulated::chance::fill(&mut bytes) {
-        return bytes;
-    }
-    rand::rngs::OsRng
-        .try_fill_bytes(&mut bytes)
-        .expect("the operating system gives random bytes");
-    bytes
-}
 
 /// State for identifying callers by sockets and tokens.
 #[derive(Debug)]

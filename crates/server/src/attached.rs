@@ -1,15 +1,13 @@
-//! Directories of the cluster that are attached to a remote's store: the attachments, the known objects of each store, and the deleted
-//! objects. A node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
+//! Directories of the cluster that are attached to a remote's store: the attachments, the scans of each store, and the deleted objects. A
+//! node reads the store itself ([0067](../../../docs/decisions/0067-attached-directories.md)).
 
-use crate::names::attribute::DIRECTORY_NODE;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::{Change, Tx};
-use crate::names::vnode::InodeRecord;
-use crate::names::{Caller, Changed, Fault, SqliteNames};
-use crate::remotes;
 use parking_lot::Mutex;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::collections::BTreeMap;
+use tidemill_meta::attribute::DIRECTORY_NODE;
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::transaction::{Change, Tx};
+use tidemill_meta::vnode::InodeRecord;
+use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames, remotes};
 use tidemill_model::follow::directory_mode;
 use tidemill_model::id::Inode;
 use tidemill_wire::v1;
@@ -23,8 +21,6 @@ const SPECIAL: [char; 10] = ['"', '\\', '<', '&', '$', '*', '?', '[', '(', ')'];
 const PAGE_MAX: usize = 1000;
 /// Maximum length of a node's stored message about a store, in characters.
 const REASON_CHARS_MAX: usize = 500;
-/// Number of rows with known objects of a remote that are deleted in one transaction.
-const FORGET_MAX: u32 = 10_000;
 
 /// Reason why the server refuses an operation on an attachment.
 #[derive(Debug, thiserror::Error)]
@@ -99,41 +95,9 @@ impl StoreScans {
     }
 }
 
-fn read(row: &Row<'_>) -> rusqlite::Result<(String, v1::Attachment)> {
-    let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
-    let attachment = v1::Attachment {
-        directory: row.get(1)?,
-        node: row.get(2)?,
-        every_s: row.get(3)?,
-        uid: row.get(4)?,
-        gid: row.get(5)?,
-        mode: row.get(6)?,
-        asked: number(7)?,
-        answered: number(8)?,
-        looked: row.get(9)?,
-        files: number(10)?,
-        passed: number(11)?,
-        example: row.get(12)?,
-        trouble: row.get(13)?,
-    };
-    Ok((row.get(0)?, attachment))
-}
-
-/// Returns all attachments, by the names of the remotes.
-pub(crate) fn all(db: &Connection) -> Result<BTreeMap<String, v1::Attachment>, Fault> {
-    let mut statement = db.prepare_cached("SELECT * FROM attachment")?;
-    let rows = statement.query_map([], read)?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
-pub(crate) fn one(db: &Connection, remote: &str) -> Result<Option<v1::Attachment>, Fault> {
-    let mut statement = db.prepare_cached("SELECT * FROM attachment WHERE remote = ?1")?;
-    let found = statement.query_row([remote], read).optional()?;
-    Ok(found.map(|(_, attachment)| attachment))
-}
-
 fn need(db: &Connection, remote: &str) -> Result<Result<v1::Attachment, AttachRefusal>, Fault> {
-    Ok(one(db, remote)?.ok_or_else(|| AttachRefusal::NotAttached(remote.to_owned())))
+    Ok(remotes::attachment(db, remote)?
+        .ok_or_else(|| AttachRefusal::NotAttached(remote.to_owned())))
 }
 
 /// Replaces remote names in a script, rule or hook: in strings that begin with `"/remotes/NAME/…"`, the name stands for the directory to
@@ -144,7 +108,7 @@ pub(crate) fn plain(names: &SqliteNames, text: &mut String) -> Result<(), Fault>
     }
     let attached = names.database().read(|db| match is_directory(db)? {
         true => Ok(BTreeMap::new()),
-        false => all(db),
+        false => remotes::attachments(db),
     })?;
     if !attached.is_empty() {
         *text = named(text, |remote| Some(&attached.get(remote)?.directory));
@@ -178,24 +142,6 @@ fn is_directory(db: &Connection) -> Result<bool, Fault> {
     Ok(found.is_some_and(|vnode| vnode.is_dir()))
 }
 
-/// Whether a path is in an attached directory whose store, on that node, is read-only.
-pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
-    let path = String::from_utf8_lossy(path);
-    let not_written = not_written(db, &path)?;
-    let mut nodes = not_written.iter();
-    Ok(nodes.any(|&not_written| i64::from(not_written) == node))
-}
-
-/// Returns the nodes whose stores are read-only for the directory of this path.
-pub(crate) fn not_written(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT directory, node FROM attachment JOIN remote ON name = remote WHERE read_only";
-    let mut statement = db.prepare_cached(sql)?;
-    let attached = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
-    let mut attached = attached.collect::<Result<Vec<_>, _>>()?;
-    attached.retain(|(directory, _)| within(directory, path));
-    Ok(attached.into_iter().map(|(_, node)| node).collect())
-}
-
 /// Returns an error text for the first of these paths that is below `/remotes` and in no directory of the cluster.
 pub(crate) fn refusal<'a>(
     names: &SqliteNames,
@@ -213,7 +159,7 @@ fn refusal_of(db: &Connection, (path, below): (&str, &str)) -> Result<Option<Str
         return Ok(None);
     }
     let remote = below.split('/').next().unwrap_or(below);
-    Ok(Some(if one(db, remote)?.is_some() {
+    Ok(Some(if remotes::attachment(db, remote)?.is_some() {
         format!(
             "{path}: name a file of a remote by its full path, in quotation marks, as \"{SEEN}/{remote}/…\""
         )
@@ -240,11 +186,6 @@ fn directory(path: &str) -> Result<String, AttachRefusal> {
     }
 }
 
-fn within(above: &str, below: &str) -> bool {
-    let rest = below.strip_prefix(above);
-    rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
-}
-
 /// Attaches a remote to a directory, and creates the directory if it does not exist.
 pub(crate) async fn attach(
     names: &SqliteNames,
@@ -263,15 +204,15 @@ pub(crate) async fn attach(
         if remotes::one(db, &name)?.is_none() {
             return Ok((Err(AttachRefusal::NoRemote(name)), Vec::new()));
         }
-        for (other, attachment) in all(db)? {
+        for (other, attachment) in remotes::attachments(db)? {
             if other == name {
                 return Ok((
                     Err(AttachRefusal::Attached(name, attachment.directory)),
                     Vec::new(),
                 ));
             }
-            if within(&attachment.directory, &asked.directory)
-                || within(&asked.directory, &attachment.directory)
+            if remotes::within(&attachment.directory, &asked.directory)
+                || remotes::within(&asked.directory, &attachment.directory)
             {
                 let refusal = AttachRefusal::Nested(asked.directory, attachment.directory, other);
                 return Ok((Err(refusal), Vec::new()));
@@ -283,7 +224,7 @@ pub(crate) async fn attach(
             Ok(vnode) if vnode.is_dir() => {}
             Ok(_) => return Ok((Err(AttachRefusal::Directory(asked.directory)), Vec::new())),
             Err(Fault::NotFound(_)) => {
-                let ino = crate::names::ids::reserve(db, "inode", 1)?;
+                let ino = tidemill_meta::ids::reserve(db, "inode", 1)?;
                 tx.create(&v1::Create {
                     name: asked.directory.clone().into_bytes(),
                     kind: v1::Kind::Directory.into(),
@@ -297,16 +238,7 @@ pub(crate) async fn attach(
             }
             Err(fault) => return Err(fault),
         }
-        let sql = "INSERT INTO attachment(remote, directory, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-        db.prepare_cached(sql)?.execute(params![
-            name,
-            asked.directory,
-            asked.node,
-            asked.every_s,
-            asked.uid,
-            asked.gid,
-            asked.mode & 0o777
-        ])?;
+        remotes::attach(db, &name, &asked)?;
         Ok((Ok(shown(db, &name)?), tx.changes))
     };
     let (attached, changes) = names.database().write(work).await?;
@@ -319,7 +251,7 @@ fn shown(db: &Connection, name: &str) -> Result<Result<v1::Remote, AttachRefusal
     let Some(mut remote) = remotes::one(db, name)? else {
         return Ok(Err(AttachRefusal::NoRemote(name.to_owned())));
     };
-    remote.attachment = one(db, name)?;
+    remote.attachment = remotes::attachment(db, name)?;
     Ok(Ok(remote))
 }
 
@@ -332,15 +264,9 @@ fn tell(names: &SqliteNames, changes: Vec<Change>) {
 
 /// Deletes some of the known objects of a remote that is not attached. Returns whether more objects remain.
 async fn forget(names: &SqliteNames, remote: String) -> Result<bool, Fault> {
-    let work = move |db: &Connection| {
-        if one(db, &remote)?.is_some() {
-            return Ok(false);
-        }
-        let sql = "DELETE FROM followed WHERE number IN (SELECT number FROM followed WHERE remote = ?1 LIMIT ?2)";
-        let gone = db
-            .prepare_cached(sql)?
-            .execute(params![remote, FORGET_MAX])?;
-        Ok(gone == FORGET_MAX as usize)
+    let work = move |db: &Connection| match remotes::attachment(db, &remote)? {
+        Some(_) => Ok(false),
+        None => remotes::unfollow_some(db, &remote),
     };
     names.database().write(work).await
 }
@@ -357,8 +283,7 @@ pub(crate) async fn detach(
             Err(refusal) => return Ok((Err(refusal), Vec::new())),
         };
         let before = shown(db, &name)?;
-        db.prepare_cached("DELETE FROM attachment WHERE remote = ?1")?
-            .execute([&name])?;
+        remotes::detach(db, &name)?;
         // New files are placed like all other files from now on.
         let root = Caller::root();
         let mut tx = Tx::new(db, &shared, &root, 0, now);
@@ -392,8 +317,7 @@ pub(crate) async fn refresh(
         if let Err(refusal) = need(db, &name)? {
             return Ok(Err(refusal));
         }
-        db.prepare_cached("UPDATE attachment SET asked = asked + 1 WHERE remote = ?1")?
-            .execute([&name])?;
+        remotes::request_scan(db, &name)?;
         shown(db, &name)
     };
     names.database().write(work).await
@@ -426,24 +350,18 @@ pub(crate) fn look(
     if request.first {
         looks.begin(&request.remote, request.look);
     }
-    let sql = "SELECT number, size, tag, object FROM followed WHERE remote = ?1 AND path = ?2";
-    let mut statement = db.prepare_cached(sql)?;
+    let paths = request.page.iter().map(|at| at.path.as_str());
+    let known = remotes::followed(db, &request.remote, paths)?;
     let (mut there, mut differ) = (Vec::new(), Vec::new());
-    for (index, at) in (0_u32..).zip(&request.page) {
-        let found = statement.query_row(params![request.remote, at.path], |row| {
-            let (size, tag): (i64, String) = (row.get(1)?, row.get(2)?);
-            let same = size == at.size.cast_signed() && tag == at.tag;
-            let object = row.get::<_, i64>(3)?.cast_unsigned();
-            Ok((row.get::<_, i64>(0)?.cast_unsigned(), same, object))
-        });
-        let object = match found.optional()? {
+    for ((index, at), known) in (0_u32..).zip(&request.page).zip(known) {
+        let object = match known {
             None => 0,
-            Some((number, same, object)) => {
-                there.push(number);
-                if same {
+            Some(known) => {
+                there.push(known.number);
+                if known.size == at.size && known.tag == at.tag {
                     continue;
                 }
-                object
+                known.object
             }
         };
         differ.push(v1::Differs { index, object });
@@ -466,23 +384,7 @@ pub(crate) async fn follow(
         if let Err(refusal) = need(db, &request.remote)? {
             return Ok(Err(refusal));
         }
-        let sql = "INSERT INTO followed(remote, path, size, tag, object) VALUES (?1, ?2, ?3, ?4, ?5)
-            ON CONFLICT(remote, path) DO UPDATE SET size = ?3, tag = ?4, object = ?5 RETURNING number";
-        let mut statement = db.prepare_cached(sql)?;
-        let mut numbers = Vec::new();
-        for followed in &request.followed {
-            let at = followed.at.clone().unwrap_or_default();
-            let row = params![
-                request.remote,
-                at.path,
-                at.size.cast_signed(),
-                at.tag,
-                followed.object.cast_signed()
-            ];
-            let number: i64 = statement.query_row(row, |row| row.get(0))?;
-            numbers.push(number.cast_unsigned());
-        }
-        Ok(Ok(numbers))
+        remotes::follow(db, &request.remote, &request.followed).map(Ok)
     };
     let numbers = match names.database().write(work).await? {
         Ok(numbers) => numbers,
@@ -497,21 +399,7 @@ pub(crate) fn missing(
     (db, looks): (&Connection, &StoreScans),
     request: &v1::MissingRequest,
 ) -> Result<Result<v1::MissingReply, AttachRefusal>, Fault> {
-    // This selects by number, instead of all rows of a remote for each page.
-    let sql = "SELECT number, path FROM followed WHERE +remote = ?1 AND number > ?2 ORDER BY number LIMIT ?3";
-    let mut statement = db.prepare_cached(sql)?;
-    let key = params![
-        request.remote,
-        request.after.cast_signed(),
-        i64::try_from(PAGE_MAX).unwrap_or(i64::MAX)
-    ];
-    let rows = statement.query_map(key, |row| {
-        Ok(v1::MissingOne {
-            number: row.get::<_, i64>(0)?.cast_unsigned(),
-            path: row.get(1)?,
-        })
-    })?;
-    let mut missing = rows.collect::<Result<Vec<_>, _>>()?;
+    let mut missing = remotes::followed_after(db, &request.remote, request.after, PAGE_MAX)?;
     let end = missing.len() < PAGE_MAX;
     let last = missing.last().map_or(request.after, |one| one.number);
     let unseen = looks.with((&request.remote, request.look), |look| {
@@ -581,14 +469,7 @@ fn leave_one(
     (directory, number): (&str, u64),
     now: i64,
 ) -> Result<Vec<Change>, Fault> {
-    let mut statement = db.prepare_cached("SELECT path, object FROM followed WHERE number = ?1")?;
-    let found = statement.query_row([number.cast_signed()], |row| {
-        Ok((
-            row.get::<_, String>(0)?,
-            row.get::<_, i64>(1)?.cast_unsigned(),
-        ))
-    });
-    let Some((path, object)) = found.optional()? else {
+    let Some((path, object)) = remotes::followed_at(db, number)? else {
         return Ok(Vec::new());
     };
     let root = Caller::root();
@@ -609,8 +490,7 @@ fn leave_one(
             time: now,
         })?;
     }
-    db.prepare_cached("DELETE FROM followed WHERE number = ?1")?
-        .execute([number.cast_signed()])?;
+    remotes::unfollow(db, number)?;
     Ok(tx.changes)
 }
 
@@ -628,17 +508,15 @@ pub(crate) async fn looked(
             Err(refusal) => return Ok(Err(refusal)),
         };
         let well = request.trouble.is_empty();
-        let sql = "UPDATE attachment SET answered = ?2, looked = ?3, passed = ?4, example = ?5, trouble = ?6,
-            files = (SELECT count(*) FROM followed WHERE remote = ?1) WHERE remote = ?1";
-        let row = params![
-            request.remote,
-            request.asked.cast_signed(),
-            if well { now } else { before.looked },
-            request.passed.cast_signed(),
-            short(&request.example),
-            short(&request.trouble)
-        ];
-        db.prepare_cached(sql)?.execute(row)?;
+        let scan = v1::Attachment {
+            answered: request.asked,
+            looked: if well { now } else { before.looked },
+            passed: request.passed,
+            example: short(&request.example),
+            trouble: short(&request.trouble),
+            ..before
+        };
+        remotes::end_scan(db, &request.remote, &scan)?;
         Ok(Ok(()))
     };
     names.database().write(work).await
@@ -669,7 +547,11 @@ mod tests {
         ] {
             assert!(directory(bad).is_err(), "{bad}");
         }
-        assert!(within("/a", "/a/b") && within("/a", "/a") && !within("/a", "/ab"));
+        assert!(
+            remotes::within("/a", "/a/b")
+                && remotes::within("/a", "/a")
+                && !remotes::within("/a", "/ab")
+        );
     }
 
     #[test]

@@ -5,7 +5,6 @@
 //! CA's certificate does not expire, since other hosts recognise the cluster by their copies of the certificate. Signed certificates are
 //! valid for ten years, and are renewed at every start of the server and every attachment of a node.
 
-use crate::access::random;
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, PKCS_ECDSA_P256_SHA256, PublicKeyData, SerialNumber,
@@ -19,6 +18,7 @@ use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 use tidemill_client::tls::{self, InnerProtocol, ServerIdentity};
+use tidemill_meta::random::random;
 use tidemill_wire::route;
 
 /// Time for which signed certificates are valid.

@@ -5,16 +5,15 @@
 
 use crate::clock;
 use crate::cluster::Cluster;
-use crate::corruption;
-use crate::names::holdings::{self, SealedVersion};
-use crate::names::parts;
-use crate::names::{Fault, SqliteNames, path_of};
-use crate::rebuild;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::{Error, Trust};
+use tidemill_meta::holdings::{self, SealedVersion};
+use tidemill_meta::parts;
+use tidemill_meta::placement::corruption;
+use tidemill_meta::{Connection, Fault, SqliteNames, path_of, settings};
 use tidemill_model::display::escaped;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::layout::PartOf;
@@ -211,7 +210,7 @@ impl CheckRun<'_> {
 
     /// Returns the reason why the node's unused objects may not be removed now, or `None` if they may be removed.
     fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
-        let rebuilt = self.check.names.database().read(rebuild::noted_at);
+        let rebuilt = self.check.names.database().read(settings::rebuilt);
         let Some((at, less)) = rebuilt.map_err(text)? else {
             return Ok(None);
         };
@@ -266,21 +265,21 @@ impl CheckRun<'_> {
     }
 
     fn path(&self, held: &SealedVersion) -> Vec<u8> {
-        let path = |db: &rusqlite::Connection| path_of(db, held.ino);
+        let path = |db: &Connection| path_of(db, held.ino);
         let path = self.check.names.database().read(path);
         path.ok().flatten().unwrap_or_default()
     }
 
     /// Returns a description of how an object on a node is corrupt, if the node has set the object aside.
     fn corruption(&self, object: u64, node: u32) -> Option<String> {
-        let of = |db: &rusqlite::Connection| corruption::of(db, object);
+        let of = |db: &Connection| corruption::of(db, object);
         let corrupt = self.check.names.database().read(of).ok()?;
         let mut corrupt = corrupt.into_iter();
         corrupt.find_map(|(on, what)| (on == node).then_some(what))
     }
 
     fn body(&self, object: u64, held: &SealedVersion) -> SealBody {
-        let part = |db: &rusqlite::Connection| parts::part_of(db, object);
+        let part = |db: &Connection| parts::part_of(db, object);
         let part = self.check.names.database().read(part).ok().flatten();
         SealBody {
             inode: held.ino,

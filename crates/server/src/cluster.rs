@@ -4,29 +4,27 @@
 //! and does not decide where work runs. Next: `server/src/jobs`, which receives each `DriverReport`.
 
 pub(crate) mod conditions;
+pub(crate) mod revocations;
 pub(crate) mod suspended_connections;
 
 use crate::ca::Ca;
 use crate::clock;
-use crate::corruption;
-use crate::elastic::{energy, store};
 use crate::jobs::DriverMessage;
 use crate::migrations::NodeProperties;
-use crate::names::burst::{self, TierNode};
-use crate::names::changes::ChangeSender;
-use crate::names::commit::Database;
-use crate::names::shared::{NamesShared, Spaces};
-use crate::names::{Changed, Fault, SqliteNames};
 use crate::notes::NotedChanges;
 use parking_lot::Mutex;
-use prost::Message as _;
-use rusqlite::OptionalExtension as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::Objects;
+use tidemill_meta::changes::ChangeSender;
+use tidemill_meta::commit::Database;
+use tidemill_meta::placement::burst::TierNode;
+use tidemill_meta::placement::{burst, corruption, energy, nodes, suspensions};
+use tidemill_meta::shared::{NamesShared, Spaces};
+use tidemill_meta::{Changed, Connection, Fault, SqliteNames};
 use tidemill_model::id::NodeId;
 use tidemill_model::label::Owner;
 use tidemill_model::layout::FreeSpace;
@@ -207,8 +205,8 @@ impl Cluster {
         settings: ClusterSettings,
         reports: std::sync::mpsc::Sender<DriverMessage>,
     ) -> Result<Self, Fault> {
-        let known = names.database().read(known_nodes)?;
-        let stored = names.database().read(store::all)?;
+        let known = names.database().read(nodes::all)?;
+        let stored = names.database().read(suspensions::all)?;
         names.shared().suspensions.restore(stored);
         tell_bursts(names.shared(), &known);
         let offline = |status: v1::Node| {
@@ -765,12 +763,11 @@ impl Cluster {
 
     async fn keep_status(&self, status: v1::Node) -> Result<(), Fault> {
         let shared = self.shared.clone();
-        let work = move |db: &rusqlite::Connection| {
-            let (known, now) = (known(db, status.node)?, clock::now_ns());
+        let work = move |db: &Connection| {
+            let (known, now) = (nodes::known(db, status.node)?, clock::now_ns());
             let changes = corruption::forgotten(db, &shared, (known.as_ref(), &status), now)?;
             burst::met(db, (known.as_ref(), &status), now)?;
-            let row = rusqlite::params![status.node, status.encode_to_vec()];
-            db.execute("INSERT OR REPLACE INTO node VALUES (?1, ?2)", row)?;
+            nodes::put(db, &status)?;
             Ok(changes)
         };
         let changes = self.database.write(work).await?;
@@ -960,24 +957,6 @@ fn drawn(drawn: energy::Drawn) -> v1::Drawn {
         counted_ns: drawn.counted_ns,
         by: drawn.by,
     }
-}
-
-/// Returns the stored status of a node, as it was before the node's present connection.
-fn known(db: &rusqlite::Connection, node: u32) -> Result<Option<v1::Node>, Fault> {
-    let sql = "SELECT status FROM node WHERE node = ?1";
-    let known = db.query_row(sql, [node], |row| row.get::<_, Vec<u8>>(0));
-    let known = known.optional()?;
-    Ok(known.and_then(|status| v1::Node::decode(status.as_slice()).ok()))
-}
-
-fn known_nodes(db: &rusqlite::Connection) -> Result<Vec<v1::Node>, Fault> {
-    let mut statement = db.prepare("SELECT status FROM node ORDER BY node")?;
-    let rows = statement.query_map([], |row| row.get::<_, Vec<u8>>(0))?;
-    let rows = rows.collect::<Result<Vec<_>, _>>()?;
-    Ok(rows
-        .iter()
-        .filter_map(|status| v1::Node::decode(status.as_slice()).ok())
-        .collect())
 }
 
 /// Returns an error if a connected node has the same id as another node that connects.

@@ -5,11 +5,8 @@ use crate::check::Check;
 use crate::clock;
 use crate::cluster::{Cluster, outbox};
 use crate::conditions::ConditionService;
-use crate::names::{Fault, SqliteNames};
-use crate::names::{burst, ids};
 use crate::namespace_service::refused;
 use crate::orphaned_versions::OrphanedVersions;
-use crate::replicas;
 use crate::rules::batches;
 use crate::rules::deferred::Deferred;
 use crate::session::Sessions;
@@ -17,6 +14,10 @@ use futures_util::{Stream, StreamExt};
 use std::pin::Pin;
 use std::sync::Arc;
 use tidemill_compute::is_builtin;
+use tidemill_meta::ids;
+use tidemill_meta::placement::burst;
+use tidemill_meta::placement::under_replicated;
+use tidemill_meta::{Fault, SqliteNames};
 use tidemill_model::label::Owner;
 use tidemill_wire::convert::BURST;
 use tidemill_wire::v1::{self, from_node::Message as From};
@@ -139,7 +140,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         let mut replicas = self
             .names
             .database()
-            .read(replicas::health)
+            .read(under_replicated::health)
             .map_err(|fault| refused(&fault))?;
         if !peer.administrator {
             replicas.unavailable_paths.clear();

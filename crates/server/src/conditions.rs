@@ -4,19 +4,17 @@
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::conditions::ReachableNodes;
-use crate::health;
+use crate::health::unavailable;
 use crate::jobs::driver::Signals;
-use crate::names::{Fault, SqliteNames};
 use crate::orphaned_versions::{ABOUT_TO_BE_SEALED, OrphanedVersions};
-use crate::rebuild;
-use crate::replicas;
 use crate::rules::{self, batches};
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_meta::placement::under_replicated;
+use tidemill_meta::{Connection, Fault, SqliteNames, health, settings};
 use tidemill_model::display::line;
 use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
@@ -93,13 +91,13 @@ impl ConditionService {
         let failed_nodes = database.read(|db| {
             self.add_files(db, &mut found)?;
             self.add_rules(db, &mut found)?;
-            if let Some((at, true)) = rebuild::noted_at(db)?
+            if let Some((at, true)) = settings::rebuilt(db)?
                 && clock::now_ns() - at < REBUILT_NS
             {
                 let cause = "the database was recovered, and not all of its content was found";
                 found.push(condition::REBUILT_INCOMPLETE.of(None, cause));
             }
-            Ok(replicas::health(db)?.failed_nodes)
+            Ok(under_replicated::health(db)?.failed_nodes)
         })?;
         found.extend(self.cluster.conditions(&failed_nodes));
         for one in self.orphaned_versions.unsealed()? {
@@ -129,7 +127,7 @@ impl ConditionService {
                 format!("{lost} files were only on nodes that were removed from the cluster");
             found.push(condition::DATA_LOST.of(None, cause));
         }
-        let few = replicas::health(db)?;
+        let few = under_replicated::health(db)?;
         if few.short + few.corrupt == 0 {
             return Ok(());
         }
@@ -171,7 +169,7 @@ impl ConditionService {
         }
         let began = Instant::now();
         let removed = self.names.shared().leaving.removed();
-        let files = health::unavailable(db, &presence, &removed)?;
+        let files = unavailable(db, &presence, &removed)?;
         *counted = Some(UnavailableFiles {
             presence,
             files,

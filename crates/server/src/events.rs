@@ -3,17 +3,16 @@
 
 use crate::access::Access;
 use crate::clock;
-use crate::names::budget::AccessLimits;
-use crate::names::changes::Changes;
-use crate::names::events::{self, ANSWER_MAX, EventCursor, EventPage};
-use crate::names::transaction::Tx;
-use crate::names::{Caller, Change, SqliteNames};
 use crate::namespace_service::refused;
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_meta::budget::AccessLimits;
+use tidemill_meta::changes::Changes;
+use tidemill_meta::events::{self, ANSWER_MAX, EventCursor, EventPage};
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::{Caller, Change, Connection, SqliteNames};
 use tidemill_model::glob::Pattern;
 use tidemill_wire::v1;
 use tokio::sync::Notify;

@@ -6,7 +6,6 @@
 //! The questions cost nothing if there is one mount and no other client requests a file that is being written.
 
 use crate::locks::Locks;
-use crate::names::{Change, Changes, Fault, Names, NamesRequest, OpenVersion};
 use futures_util::future::join_all;
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -14,6 +13,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
+use tidemill_meta::{Change, Changes, Fault, Names, NamesRequest, OpenVersion};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 use tokio::runtime::Handle;
 use tokio::sync::{Notify, mpsc, oneshot};
@@ -663,8 +663,8 @@ fn written(results: &[v1::NameResult]) -> impl Iterator<Item = u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Caller, SqliteNames, ids};
     use crate::session::Sessions;
+    use tidemill_meta::{Caller, SqliteNames, ids};
     use tidemill_model::id::NodeId;
 
     #[tokio::test(start_paused = true)]

@@ -3,7 +3,6 @@
 
 use crate::access::{Access, Peer};
 use crate::lease_recall::LeaseRecalls;
-use crate::names::NamesRequest;
 use crate::namespace_service::reply;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -16,6 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::log_limit::LogLimit;
 use tidemill_client::tls::ACCEPT_PAUSE;
+use tidemill_meta::NamesRequest;
 use tidemill_wire::local::ShortPath;
 use tidemill_wire::size_limits::SizeLimitError;
 use tidemill_wire::{MESSAGE_BYTES_MAX, PROTOCOL_VERSION, USER_MESSAGE_BYTES_MAX, local, v1};

@@ -1,12 +1,12 @@
 //! File locks between mounts. This module sends and receives the messages of [`tidemill_model::locks`], which decides about locks. The
 //! module stores which mounts may hold locks, so that a restarted server waits for these mounts before it grants locks to other mounts.
 
-use crate::names::{Fault, Names, NamesRequest};
 use crate::session::Sessions;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_meta::{Fault, Names, NamesRequest};
 use tidemill_model::locks::{Arbiter, Lock, LockMessage, LockMode};
 use tidemill_wire::v1::{
     self, lock_news::What, lock_op::Op as LockOp, name_op::Op, name_result::Result as Answer,

@@ -8,16 +8,17 @@ use crate::elastic::manager::Manager;
 use crate::jobs::DriverMessage;
 use crate::lease_recall::LeaseRecalls;
 use crate::migrations::{self, NodeProperties, NodeRefusal, balance, files, labels, reservations};
-use crate::names::commit::Database;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::Tx;
-use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidemill_meta::commit::Database;
+use tidemill_meta::placement::drains;
+use tidemill_meta::placement::migrations::cancel_rebalance;
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::{Caller, Connection, Fault, SqliteNames};
 use tidemill_model::id::LabelId;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
@@ -135,7 +136,7 @@ impl Migrator {
     fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
         let drains = self
             .database
-            .read(|db| migrations::drains(db, clock::now_ns()));
+            .read(|db| drains::progress(db, clock::now_ns()));
         let mut drains = drains.map_err(|fault| refused(&fault))?;
         self.mark_offline(&mut drains);
         Ok(drains)
@@ -254,7 +255,7 @@ impl Migrator {
     /// Requests migrations from full nodes to empty nodes.
     async fn rebalance(&self, request: v1::RebalanceRequest) -> Result<v1::RebalanceReply, Status> {
         if request.cancel {
-            self.write(|db, _, _| balance::cancel(db).map(Ok)).await?;
+            self.write(|db, _, _| cancel_rebalance(db).map(Ok)).await?;
             return Ok(v1::RebalanceReply::default());
         }
         let within = request.within_percent;
@@ -286,7 +287,7 @@ impl Migrator {
         let removed = self.shared.leaving.removed();
         let listed = self.database.read(|db| {
             Ok(v1::MigrationsReply {
-                drains: migrations::drains(db, clock::now_ns())?,
+                drains: drains::progress(db, clock::now_ns())?,
                 labels: labels::list(db, &running, &removed)?,
                 pending: labels::pending(db)?,
             })

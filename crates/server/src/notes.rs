@@ -6,13 +6,13 @@
 //! row that was changed in the meantime stays.
 
 use crate::cluster::Cluster;
-use crate::names::Fault;
-use crate::names::commit::Database;
-use crate::names::notes::{self, NoteRows};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_meta::commit::Database;
+use tidemill_meta::notes::{self, NoteRows};
+use tidemill_meta::{Connection, Fault};
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::Notify;
 
@@ -93,7 +93,7 @@ async fn one_node(
     if done.is_empty() && !database.read(|db| notes::waiting(db, node))? {
         return Ok(());
     }
-    let next = move |db: &rusqlite::Connection| {
+    let next = move |db: &Connection| {
         notes::done(db, node, &done)?;
         notes::take(db, node)
     };

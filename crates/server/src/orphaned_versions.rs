@@ -9,7 +9,6 @@
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::locks::Locks;
-use crate::names::{Caller, Fault, Names, NamesRequest, SILENCE_NS_MAX, Unfinished, UnsealedCount};
 use crate::session::Sessions;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -17,6 +16,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
+use tidemill_meta::{
+    Caller, Fault, Names, NamesRequest, SILENCE_NS_MAX, Unfinished, UnsealedCount,
+};
 use tidemill_model::display::escaped;
 use tidemill_model::layout::PartOf;
 use tidemill_wire::route::{SealBody, SealResult};

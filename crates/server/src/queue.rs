@@ -1,6 +1,6 @@
 //! Queues that hold labels on their way to nodes. Next: `server/src/jobs`, which fetches labels from the queue and sends them.
 //!
-//! The transaction of a decision stores its labels in the outbox (`jobs/outbox.rs`), and the driver adds the labels to the queue after the
+//! The transaction of a decision stores its labels in the outbox (`names/jobs/outbox.rs`), and the driver adds the labels to the queue after the
 //! commit. A queue therefore need not take part in the server's transactions. After a start, and after the queue could not be reached, the
 //! driver adds all labels without a known outcome again.
 
@@ -19,12 +19,12 @@ pub use address::{Address, AddressError};
 #[cfg(feature = "nats")]
 pub use nats::Nats;
 
-use crate::jobs::outbox;
-use crate::names::Fault;
-use crate::names::commit::Database;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use tidemill_meta::Fault;
+use tidemill_meta::commit::Database;
+use tidemill_meta::jobs::outbox;
 use tidemill_model::id::{LabelId, NodeId};
 use tidemill_model::label::Label;
 
@@ -204,7 +204,8 @@ impl LabelQueue for MemoryQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::jobs::outbox::OutboxLabel;
+    use tidemill_meta::Connection;
+    use tidemill_meta::jobs::outbox::OutboxLabel;
     use tidemill_model::id::{Inode, ObjectId};
     use tidemill_model::label::{LabelInput, LabelOutput, Operation, Owner};
     use tidemill_model::layout::Selection;
@@ -243,12 +244,12 @@ mod tests {
         let post = |node, id| {
             let posted = OutboxLabel::new(node, &label(id));
             database
-                .write_blocking(move |db| posted.put(db, 0))
+                .write_blocking(move |db| outbox::put(db, &posted, 0))
                 .unwrap();
             queue.enqueue(node, vec![label(id)]).unwrap();
         };
         let end = |id: u64| {
-            let take = move |db: &rusqlite::Connection| outbox::take(db, LabelId(id));
+            let take = move |db: &Connection| outbox::take(db, LabelId(id));
             let taken = database.write_blocking(take).unwrap();
             assert_eq!(taken, Some(label(id).operation));
             queue.acknowledge(HERE, &[LabelId(id)]).unwrap();
@@ -314,9 +315,9 @@ mod tests {
         for first in (1..=LABELS).step_by(100) {
             let labels: Vec<Label> = (first..first + BATCH).map(label).collect();
             let kept = labels.clone();
-            let put = move |db: &rusqlite::Connection| {
+            let put = move |db: &Connection| {
                 let mut posted = kept.iter().map(|label| OutboxLabel::new(HERE, label));
-                posted.try_for_each(|one| one.put(db, 0))
+                posted.try_for_each(|one| outbox::put(db, &one, 0))
             };
             database.write_blocking(put).unwrap();
             queue.enqueue(HERE, labels).unwrap();
@@ -328,7 +329,7 @@ mod tests {
                 .collect();
             assert_eq!(fetched.len() as u64, BATCH);
             let ends = fetched.clone();
-            let end = move |db: &rusqlite::Connection| {
+            let end = move |db: &Connection| {
                 ends.iter()
                     .try_for_each(|&id| outbox::take(db, id).map(drop))
             };

@@ -1,13 +1,12 @@
 //! Remotes: names for addresses of stores outside of the cluster. Clients access the stores themselves, with keys that the cluster never
-//! sees. This module writes the table of remotes.
+//! sees.
 
 use crate::access::{Access, aside};
 use crate::attached::{self, AttachRefusal, StoreScans};
 use crate::clock;
-use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
-use rusqlite::{Connection, OptionalExtension, Row, params};
 use std::sync::Arc;
+use tidemill_meta::{Connection, Fault, SqliteNames, remotes};
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
@@ -22,34 +21,6 @@ pub(crate) struct RemoteService {
     pub(crate) names: Arc<SqliteNames>,
     pub(crate) access: Arc<Access>,
     pub(crate) looks: Arc<StoreScans>,
-}
-
-fn read(row: &Row<'_>) -> rusqlite::Result<v1::Remote> {
-    Ok(v1::Remote {
-        name: row.get(0)?,
-        uri: row.get(1)?,
-        read_only: row.get(2)?,
-        uid: row.get(3)?,
-        added: row.get(4)?,
-        attachment: None,
-    })
-}
-
-/// Returns all remotes, with their attachments.
-pub(crate) fn all(db: &Connection) -> Result<Vec<v1::Remote>, Fault> {
-    let mut statement = db.prepare_cached("SELECT * FROM remote ORDER BY name")?;
-    let rows = statement.query_map([], read)?;
-    let mut remotes = rows.collect::<Result<Vec<_>, _>>()?;
-    let mut attachments = attached::all(db)?;
-    for remote in &mut remotes {
-        remote.attachment = attachments.remove(&remote.name);
-    }
-    Ok(remotes)
-}
-
-pub(crate) fn one(db: &Connection, name: &str) -> Result<Option<v1::Remote>, Fault> {
-    let mut statement = db.prepare_cached("SELECT * FROM remote WHERE name = ?1")?;
-    Ok(statement.query_row([name], read).optional()?)
 }
 
 /// Checks that the name of a remote is valid in paths and in file names, and that the address has no user, password or key, since all users
@@ -102,24 +73,17 @@ impl v1::remotes_server::Remotes for RemoteService {
         };
         let row = remote.clone();
         let added = self.names.database().write(move |db| {
-            if one(db, &row.name)?.is_some() {
+            if remotes::one(db, &row.name)?.is_some() {
                 return Ok(Err(
                     "a remote of this name exists already: remove it first, or give another name",
                 ));
             }
-            if all(db)?.len() >= REMOTES_MAX {
+            if remotes::all(db)?.len() >= REMOTES_MAX {
                 return Ok(Err(
                     "there are 256 remotes, which is the maximum: remove some",
                 ));
             }
-            let mut insert = db.prepare_cached("INSERT INTO remote VALUES (?1, ?2, ?3, ?4, ?5)")?;
-            insert.execute(params![
-                row.name,
-                row.uri,
-                row.read_only,
-                row.uid,
-                row.added
-            ])?;
+            remotes::insert(db, &row)?;
             Ok(Ok(()))
         });
         let added = added.await.map_err(|fault| refused(&fault))?;
@@ -133,8 +97,8 @@ impl v1::remotes_server::Remotes for RemoteService {
         request: Request<v1::ListRemotesRequest>,
     ) -> Result<Response<v1::ListRemotesReply>, Status> {
         let administrator = self.access.peer(&request)?.administrator;
-        let remotes = self.names.database().read(all);
-        let mut remotes = remotes.map_err(|fault| refused(&fault))?;
+        let all = self.names.database().read(remotes::all);
+        let mut remotes = all.map_err(|fault| refused(&fault))?;
         if !administrator {
             // The example contains the name of a file.
             let attached = remotes.iter_mut().filter_map(|one| one.attachment.as_mut());
@@ -153,12 +117,11 @@ impl v1::remotes_server::Remotes for RemoteService {
             "remote {name} does not exist: `tidemill remote list`"
         ));
         let removed = self.names.database().write(move |db| {
-            if let Some(attachment) = attached::one(db, &name)? {
+            if let Some(attachment) = remotes::attachment(db, &name)? {
                 return Ok(Err(AttachRefusal::Attached(name, attachment.directory)));
             }
-            let found = one(db, &name)?;
-            db.prepare_cached("DELETE FROM remote WHERE name = ?1")?
-                .execute([&name])?;
+            let found = remotes::one(db, &name)?;
+            remotes::remove(db, &name)?;
             Ok(Ok(found))
         });
         let removed = answered(removed.await)?.into_inner();

@@ -5,7 +5,7 @@ use crate::access::Access;
 use crate::authentication::Gates;
 use crate::ca::{Ca, CaError};
 use crate::check::Check;
-use crate::cluster::{Cluster, ClusterSettings};
+use crate::cluster::{Cluster, ClusterSettings, revocations};
 use crate::cluster_service::ClusterService;
 use crate::conditions::ConditionService;
 use crate::elastic::Elastic;
@@ -19,14 +19,11 @@ use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::service::JobService;
 use crate::jobs::{expiry, finished};
 use crate::lease_recall::LeaseRecalls;
-use crate::limits::UserLimits;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNamesService;
 use crate::locks::Locks;
 use crate::migrations::reservations;
 use crate::migrator::{Migrator, PlaceService};
-use crate::names::changes::ChangeSender;
-use crate::names::{Fault, OpenError, SqliteNames, granted_capabilities};
 use crate::namespace_service::NamespaceService;
 use crate::orphaned_versions::OrphanedVersions;
 #[cfg(feature = "nats")]
@@ -41,7 +38,7 @@ use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
 use crate::workspaces::{self, WorkspaceService};
-use crate::{clock, names, notes, replicas, scrub};
+use crate::{clock, notes, replicas, scrub};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -56,6 +53,9 @@ use tidemill_client::connections::{Guests, Seated};
 use tidemill_client::credential::CredentialError;
 use tidemill_client::objects::Objects;
 use tidemill_client::tls::{self, Listener, ServerIdentity, SocketStream, TlsProblem};
+use tidemill_meta::UserLimits;
+use tidemill_meta::changes::ChangeSender;
+use tidemill_meta::{Fault, OpenError, SqliteNames};
 use tidemill_model::replicas::WantedReplicas;
 use tidemill_sched::burst;
 use tidemill_wire::MESSAGE_BYTES_MAX;
@@ -384,7 +384,7 @@ fn settings(
     ca: &Arc<Ca>,
 ) -> Result<ClusterSettings, StartError> {
     Ok(ClusterSettings {
-        cluster_id: names.database().read(names::cluster_id)?,
+        cluster_id: names.database().read(tidemill_meta::cluster_id)?,
         node_timeout: config.node_timeout,
         link_bytes_per_sec: config.link_bytes_per_sec,
         tls: config.tls,
@@ -405,7 +405,7 @@ fn start_background_tasks(
     let teller = names.teller().clone();
     tokio::spawn(forward_changes(teller, signals, driver));
     tokio::spawn(notes::run(names.database().clone(), cluster.clone()));
-    tokio::spawn(granted_capabilities::run(names.shared().clone(), cluster));
+    tokio::spawn(revocations::run(names.shared().clone(), cluster));
     tokio::spawn(orphaned_versions.run());
     tokio::spawn(expiry::run(names.clone()));
     tokio::spawn(workspaces::run(names.clone()));
@@ -495,7 +495,7 @@ fn open_queue(
         QueueLocation::Given(queue) => queue,
         #[cfg(feature = "nats")]
         QueueLocation::Nats(address) => {
-            let cluster = names.database().read(names::cluster_id)?;
+            let cluster = names.database().read(tidemill_meta::cluster_id)?;
             let queue = Nats::start(address, cluster, names.shared().key().as_bytes());
             Arc::new(queue.map_err(StartError::Queue)?)
         }

@@ -11,26 +11,27 @@ use crate::elastic::manager::Manager;
 use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::mapper_jobs::ProgramMappers;
-use crate::jobs::output_paths::Links;
 use crate::jobs::submit::{JobRefusal, Submission, submit};
 use crate::jobs::{DriverMessage, expiry};
 use crate::lease_recall::LeaseRecalls;
 use crate::locks::Locks;
 use crate::migrator::Migrator;
-use crate::names::transaction::Tx;
-use crate::names::workspaces::WorkspaceResult;
-use crate::names::{
-    Caller, Fault, Names, NamesRequest, OpenError, SqliteNames, Unfinished, cluster_id,
-};
 use crate::queue::{DatabaseQueue, LabelQueue};
 use crate::removal::Garbage;
 use crate::rules::driver::RuleRunner;
 use crate::session::Sessions;
-use crate::{namespace_service, notes, replicas, scrub, workspaces};
-use rusqlite::Connection;
+use crate::{clock, namespace_service, notes, replicas, scrub, workspaces};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
+use tidemill_meta::commit::SimulatedDisk;
+use tidemill_meta::jobs::output_paths::Links;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::workspaces::WorkspaceResult;
+use tidemill_meta::{
+    Caller, Fault, Names, NamesRequest, OpenError, SqliteError, SqliteNames, Unfinished,
+    cluster_id, random,
+};
 use tidemill_model::id::JobId;
 use tidemill_model::replicas::WantedReplicas;
 use tidemill_sched::burst::TierLimits;
@@ -44,29 +45,12 @@ const UNFINISHED_MAX: usize = 4096;
 /// Time limit for a resumed node to connect.
 const RESUME_LIMIT: Duration = Duration::from_secs(5);
 
-/// Virtual time of a simulated server.
+/// Pauses of a simulated server.
 pub mod time {
     use std::cell::Cell;
-    use std::time::Duration;
-    use tokio::time::Instant;
 
     thread_local! {
-        /// Time since the Unix epoch at which the server of this thread started, and the reading of its runtime's clock at that moment.
-        static START: Cell<Option<(Duration, Instant)>> = const { Cell::new(None) };
         static REST: Cell<Option<fn()>> = const { Cell::new(None) };
-    }
-
-    pub(super) fn start(at: Duration) {
-        START.set(Some((at, Instant::now())));
-    }
-
-    pub(super) fn stop() {
-        START.set(None);
-    }
-
-    pub(crate) fn since_epoch() -> Option<Duration> {
-        let (at, start) = START.get()?;
-        Some(at + start.elapsed())
     }
 
     /// Sets the function that is called instead of letting the driver sleep after a failed commit. `rest` may unwind: the server is then
@@ -78,31 +62,6 @@ pub mod time {
     /// Calls the function set by `set_commit_failure_hook` if this thread simulates a server. Returns whether this thread simulates one.
     pub(crate) fn rest() -> bool {
         REST.get().map(|rest| rest()).is_some()
-    }
-}
-
-/// Random numbers from the seed of a simulation.
-pub(crate) mod chance {
-    use std::cell::RefCell;
-    use tidemill_model::random::RandomSource;
-
-    thread_local! {
-        static SOURCE: RefCell<Option<RandomSource>> = const { RefCell::new(None) };
-    }
-
-    pub(super) fn seed(seed: u64) {
-        SOURCE.set(Some(RandomSource::seeded(seed)));
-    }
-
-    /// Fills `bytes` with random numbers if this thread simulates a server. Returns whether this thread simulates one.
-    pub(crate) fn fill(bytes: &mut [u8]) -> bool {
-        SOURCE.with_borrow_mut(|source| {
-            let Some(source) = source else { return false };
-            for chunk in bytes.chunks_mut(8) {
-                chunk.copy_from_slice(&source.next_u64().to_le_bytes()[..chunk.len()]);
-            }
-            true
-        })
     }
 }
 
@@ -199,18 +158,18 @@ impl Simulated {
         reason = "the error returns the disk, at most once for each start"
     )]
     pub fn start(
-        disk: Connection,
+        disk: SimulatedDisk,
         since_epoch: Duration,
         options: &SimulatedOptions,
-    ) -> Result<Self, (Connection, SimulatedStartError)> {
+    ) -> Result<Self, (SimulatedDisk, SimulatedStartError)> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .start_paused(true)
             .build()
             .expect("a runtime without threads and sockets can always be built");
         let entered = runtime.enter();
-        time::start(since_epoch);
-        chance::seed(options.seed);
+        clock::start(since_epoch);
+        random::simulated::seed(options.seed);
         let names = match SqliteNames::without_thread(disk, (0, 0)) {
             Ok(names) => Arc::new(names),
             Err((disk, error)) => return Err((disk, error.into())),
@@ -651,22 +610,22 @@ impl Simulated {
     /// If SQLite returns an error.
     pub fn read<T>(
         &self,
-        read: impl FnOnce(&Connection) -> Result<T, rusqlite::Error>,
+        read: impl FnOnce(&SimulatedDisk) -> Result<T, SqliteError>,
     ) -> Result<T, Fault> {
-        self.names.database().read(|db| Ok(read(db)?))
+        Ok(self.names.database().with_connection(read)?)
     }
 
     /// Calls `with` on the database connection; no other code uses the connection during the call.
-    pub fn with_connection<T>(&self, with: impl FnOnce(&Connection) -> T) -> T {
+    pub fn with_connection<T>(&self, with: impl FnOnce(&SimulatedDisk) -> T) -> T {
         self.names.database().with_connection(with)
     }
 
     /// Kills the server without a shutdown. Returns its database connection.
     #[must_use]
-    pub fn kill(self) -> Connection {
+    pub fn kill(self) -> SimulatedDisk {
         let Self { names, runtime, .. } = self;
         drop(runtime);
-        time::stop();
+        clock::stop();
         names.database().take_connection()
     }
 }
@@ -758,7 +717,7 @@ mod tests {
         };
         let errors = Arc::new(AtomicUsize::new(0));
         let _log = tracing::subscriber::set_default(Errors(errors.clone()));
-        let disk = Connection::open_in_memory().unwrap();
+        let disk = SimulatedDisk::open_in_memory().unwrap();
         let begun = Simulated::start(disk, Duration::from_secs(1_000_000), &options);
         let mut server = begun.map_err(|(_, error)| error).unwrap();
         let hello = v1::Hello {

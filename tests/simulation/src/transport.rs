@@ -6,7 +6,7 @@ use crate::reference::NOENT;
 use crate::store::StoreRefusal;
 use crate::world::{ClientSlot, World};
 use std::sync::Arc;
-use tidemill_server::names::{Caller, NamesRequest};
+use tidemill_meta::{Caller, NamesRequest};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Longest wait of a client for an answer, in milliseconds.

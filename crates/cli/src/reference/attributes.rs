@@ -1,8 +1,8 @@
 //! The reference of the attributes of files and directories, and of the control directory.
 
 use super::markdown::{code, table};
+use tidemill_meta::known_attributes::{KNOWN_ATTRIBUTES, SetOn};
 use tidemill_mount::CONTROL_ENTRIES;
-use tidemill_server::names::known_attributes::{KNOWN_ATTRIBUTES, SetOn};
 
 const HEAD: &str = "# Attributes and control directory\n
 ## Attributes\n

@@ -1,8 +1,8 @@
 //! Connections of suspended nodes: the last message of a node, and the processes that wait for a resume message.
 
 use super::{Cluster, DriverReport, NodeConnection, check_same};
-use crate::elastic::energy::PowerFacts;
 use std::sync::Arc;
+use tidemill_meta::placement::energy::PowerFacts;
 use tidemill_sched::elastic::{ElasticEvent as SuspendEvent, NodePower};
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::{mpsc, watch};

@@ -1,18 +1,19 @@
 //! The worker manager suspends nodes that were idle for a while, and resumes nodes that are needed. It sends messages to nodes and runs
 //! commands. Next: `server/src/cluster.rs`, which sends the messages.
 
-use super::{Elastic, Suspensions, energy, needs, span, store};
+use super::Elastic;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::suspended_connections::Activity;
-use crate::names::SqliteNames;
-use crate::names::commit::Database;
-use crate::names::shared::NamesShared;
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
+use tidemill_meta::commit::Database;
+use tidemill_meta::placement::suspensions::{LOOK, StoredElasticState, Suspensions, span};
+use tidemill_meta::placement::{energy, nodes, suspensions, under_replicated};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::{Connection, SqliteNames};
 use tidemill_model::id::NodeId;
 use tidemill_model::time::Span;
 use tidemill_sched::dispatch::Demand;
@@ -22,8 +23,6 @@ use tidemill_sched::elastic::{
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::time::Instant;
 
-/// Interval at which the state of a node is checked while a caller waits for the node.
-pub(super) const LOOK: Duration = Duration::from_millis(50);
 /// Interval at which the consumed energy of nodes is stored.
 const KEEP: Duration = Duration::from_secs(30);
 /// Interval at which the manager checks which nodes are needed and which are idle.
@@ -71,11 +70,11 @@ impl Manager {
         }
         let mut kept = Instant::now();
         loop {
-            let _ = tokio::time::timeout_at(next, self.suspensions().news.notified()).await;
+            let _ = tokio::time::timeout_at(next, self.suspensions().news()).await;
             if Instant::now() >= next {
                 next = Instant::now() + PERIOD;
                 self.count(&mut kept).await;
-                if self.suspensions().any.load(Ordering::Relaxed) {
+                if self.suspensions().any() {
                     self.suspensions().tick();
                     self.look().await;
                 }
@@ -98,7 +97,7 @@ impl Manager {
         if all.is_empty() {
             return;
         }
-        let work = move |db: &rusqlite::Connection| energy::keep(db, &all);
+        let work = move |db: &Connection| energy::keep(db, &all);
         if let Err(fault) = self.database.write(work).await {
             fault.log_delay("the energy consumption of nodes can't be stored");
         }
@@ -136,13 +135,16 @@ impl Manager {
     }
 
     async fn keep(&self, node: u32, suspended: bool) {
-        let kept = store::StoredElasticState {
+        let kept = StoredElasticState {
             node,
             suspended,
             since: self.suspensions().since(node),
             resumes: self.suspensions().learnt(node),
         };
-        let kept = self.database.write(move |db| store::keep(db, kept)).await;
+        let kept = self
+            .database
+            .write(move |db| suspensions::keep(db, kept))
+            .await;
         if let Err(fault) = kept {
             tracing::warn!(node, %fault, "the state of a suspended node can't be stored");
         }
@@ -198,7 +200,7 @@ impl Manager {
         if demand.used.contains(&id) || demand.wanted.contains(&id) {
             return Some("a job needs it");
         }
-        let needs = self.database.read(|db| needs::of(db, node));
+        let needs = self.database.read(|db| nodes::need(db, node));
         needs.unwrap_or(Some("the needs for the node are not known at this moment"))
     }
 
@@ -265,7 +267,7 @@ impl Manager {
         let now = clock::now_ns();
         let holders = self
             .database
-            .read(|db| needs::holders_of_resting_version(db, now));
+            .read(|db| under_replicated::holders_of_resting_version(db, now));
         let Ok(Some(holders)) = holders else { return };
         let other = suspended
             .iter()

@@ -2,11 +2,11 @@
 
 use super::path::BadPath;
 use super::stream::BytesUnreadable;
-use crate::names::Fault;
 use axum::body::Body;
 use axum::http::{HeaderValue, Response, StatusCode, header};
 use rustix::io::Errno;
 use tidemill_client::concurrency_limit::Busy;
+use tidemill_meta::Fault;
 use tidemill_model::display::line;
 use tidemill_wire::v1;
 use tonic::{Code, Status};

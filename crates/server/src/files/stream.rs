@@ -2,8 +2,6 @@
 //! answer, the server reads from the next replica.
 
 use crate::cluster::Cluster;
-use crate::names::read_pins::ReadVersion;
-use crate::names::shared::NamesShared;
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::BTreeSet;
@@ -14,6 +12,8 @@ use tidemill_client::Error;
 use tidemill_client::log_limit::LogLimit;
 use tidemill_client::objects::{ObjectAddress, Objects};
 use tidemill_client::windows;
+use tidemill_meta::read_pins::ReadVersion;
+use tidemill_meta::shared::NamesShared;
 use tidemill_model::id::NodeId;
 use tidemill_model::layout::{Layout, Part};
 use tidemill_wire::capability::rights;

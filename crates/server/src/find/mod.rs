@@ -1,25 +1,25 @@
 //! Search for files by their properties: names, sizes, owners, attributes, headers, lineage (`docs/find.md`). This module only reads.
 //!
-//! An expression becomes one query (module `query`), which returns files in the order of their inodes, one page at a time. The answer
+//! An expression becomes one query (`names/index/find.rs`), which returns files in the order of their inodes, one page at a time. The answer
 //! contains only files that the asker may read or owns, and whose directories the asker may list.
-
-mod query;
 
 use crate::access::Access;
 use crate::clock;
 use crate::files::FileService;
 use crate::headers;
-use crate::names::transaction::Tx;
-use crate::names::visibility::Visibility;
-use crate::names::vnode::{Caller, InodeRecord};
-use crate::names::{Fault, SqliteNames};
 use crate::namespace_service::refused;
-use query::InodeQuery;
-use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::concurrency_limit::UserPermits;
+use tidemill_client::users;
 use tidemill_lang::find;
+use tidemill_meta::index::find::{InodeQuery, Searcher};
+use tidemill_meta::index::headers::{body_of, count_unread};
+use tidemill_meta::index::zarr;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::visibility::Visibility;
+use tidemill_meta::vnode::{Caller, InodeRecord};
+use tidemill_meta::{Fault, SqliteNames};
 use tidemill_wire::v1::{self, Kind};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
@@ -36,8 +36,6 @@ const QUERY_MAX: Duration = Duration::from_secs(20);
 const AT_ONCE: usize = 2;
 const AT_ONCE_EACH: usize = 1;
 const PATIENCE: Duration = Duration::from_secs(30);
-/// Maximum up to which unread headers are counted.
-const UNREAD_MAX: i64 = 100_000;
 
 /// gRPC service of searches.
 #[derive(Clone, Debug)]
@@ -100,15 +98,15 @@ impl v1::find_server::Find for FindService {
         let answer = tokio::task::spawn_blocking(move || {
             let (_own, _turn) = (own, turn);
             names.database().read_with(share.as_ref(), |db| {
-                let _ = interrupts.send(db.get_interrupt_handle());
+                let _ = interrupts.send(db.interrupt());
                 let tx = Tx::new(db, names.shared(), &viewer, 0, clock::now_ns()).bounded();
                 answer(&tx, &viewer, &expr, &asked)
             })
         });
         let watch = async {
-            if let Ok(handle) = interrupt.await {
+            if let Ok(interrupt_read) = interrupt.await {
                 tokio::time::sleep(QUERY_MAX).await;
-                handle.interrupt();
+                interrupt_read();
             }
             std::future::pending::<()>().await;
         };
@@ -128,7 +126,12 @@ fn answer(
         b"" | b"/" => Vec::new(),
         path => directory(tx, path)?,
     };
-    let query = InodeQuery::new(tx, viewer, expr)?;
+    let searcher = Searcher {
+        viewer,
+        uid_of: users::uid,
+        is_builtin: tidemill_compute::is_builtin,
+    };
+    let query = InodeQuery::new(tx, &searcher, expr)?;
     let limit = match asked.limit {
         0 => FOUND_MAX,
         limit => FOUND_MAX.min(limit as usize),
@@ -145,7 +148,7 @@ fn answer(
                 continue;
             };
             let header = match asked.headers {
-                true => header(tx.db, file.object)?,
+                true => body_of(tx.db, file.object)?,
                 false => String::new(),
             };
             header_bytes += header.len();
@@ -156,7 +159,7 @@ fn answer(
             }
         }
         if end {
-            reply.unread = unread(tx.db)?;
+            reply.unread = count_unread(tx.db)?;
             return Ok(reply);
         }
         if begun.elapsed() >= ANSWER_MAX {
@@ -192,7 +195,7 @@ fn seen(
     };
     let mut path = visibility.listed(&vnode, under)?;
     if let Some(path) = &mut path
-        && headers::zarr::stands_for_directory(tx.db, vnode.object, path)?
+        && zarr::stands_for_directory(tx.db, vnode.object, path)?
     {
         // A Zarr is shown with the path of its directory.
         let directory = path.iter().rposition(|&byte| byte == b'/');
@@ -207,19 +210,4 @@ fn seen(
         uid: vnode.uid,
         header: String::new(),
     }))
-}
-
-fn header(db: &Connection, object: u64) -> Result<String, Fault> {
-    let sql = "SELECT coalesce((SELECT body FROM header WHERE object = ?1), '')";
-    let mut statement = db.prepare_cached(sql)?;
-    Ok(statement.query_row([object.cast_signed()], |row| row.get(0))?)
-}
-
-/// Returns the number of headers that are still to be read.
-fn unread(db: &Connection) -> Result<u64, Fault> {
-    let sql = "SELECT count(*) FROM (SELECT 1 FROM header WHERE state <= 1 LIMIT ?1)";
-    let mut statement = db.prepare_cached(sql)?;
-    Ok(statement
-        .query_row([UNREAD_MAX], |row| row.get::<_, i64>(0))?
-        .cast_unsigned())
 }

@@ -1,13 +1,13 @@
 //! Ranges of a file's coordinates: the smallest and largest value of each variable that has the same name as its only dimension. For long
 //! coordinates, only the first and last values are examined, since CF requires an order (CF conventions, section 1.3).
 
-use super::facts::CoordinateRange;
 use tidemill_compute::array::{ArrayOperation, ArraySlice, ArraySpec, Codec, Dtype};
 use tidemill_format::time::{DateTime, Units};
 use tidemill_format::{
     DataKind, DataType, Endian, ExactNumber, FileSpan as Bytes, Filter, Format, Header, IndexRange,
     Storage, Variable, VariableExtent, VariableSource, pieces,
 };
+use tidemill_meta::index::facts::CoordinateRange;
 use tidemill_model::calendar::place_in_time;
 
 /// Maximum number of coordinates examined in a file.

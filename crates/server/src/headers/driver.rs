@@ -1,17 +1,13 @@
 //! Reads headers of scientific files as long as the server runs: by ranges from the nodes that hold the files, for every layout. Nodes
-//! decode filtered coordinates, in a process of the file's owner. The results are stored in the tables of `server/src/headers/store.rs`.
+//! decode filtered coordinates, in a process of the file's owner. The results are stored in the tables of `names/index`.
 
-use super::HeaderWake;
 use super::coordinates::{Stored, spans};
-use super::facts::Facts;
-use super::store::{self, HeaderOutcome, WantedHeader};
-use super::zarr::{self, HeaderKind, Zarr};
+use super::facts::facts_of;
+use super::zarr::ZarrFiles;
 use crate::files::{FileService, SourceNodes, VersionStream};
-use crate::names::{Caller, Fault, SqliteNames};
 use crate::reductions::ordered;
 use futures_util::{StreamExt, stream};
 use parking_lot::Mutex;
-use rusqlite::Connection;
 use std::collections::BTreeMap;
 use std::io;
 use std::ops::Range;
@@ -21,6 +17,11 @@ use std::time::{Duration, Instant};
 use tidemill_compute::array::{ArraySpec, Reduced};
 use tidemill_format::zip::Zip;
 use tidemill_format::{Bytes, Error, FileSpan, Format, Header, VariableSource};
+use tidemill_meta::index::facts::CoordinateRange;
+use tidemill_meta::index::headers::{self, HeaderOutcome, HeaderWake, WantedHeader};
+use tidemill_meta::index::zarr::{self, HeaderKind, Zarr};
+use tidemill_meta::vnode::InodeRecord;
+use tidemill_meta::{Caller, Connection, Fault, SqliteNames};
 use tokio::runtime::Handle;
 
 /// Number of headers that are selected at once, and (`AT_ONCE`) number that are read at once.
@@ -102,10 +103,10 @@ impl HeaderReader {
             .map(|(zarr, _)| zarr.clone())
             .collect();
         let work = move |db: &Connection| {
-            let mut any = store::again(db)?;
+            let mut any = headers::again(db)?;
             for zarr in &lacking {
-                if store::is_read(db, zarr.stands.object)? {
-                    any |= store::queue(db, zarr)?;
+                if headers::is_read(db, zarr.stands.object)? {
+                    any |= headers::queue(db, zarr)?;
                 }
             }
             Ok(any)
@@ -128,7 +129,7 @@ impl HeaderReader {
     async fn turn(&self) -> Result<HeaderTurn, Fault> {
         let names = self.names.clone();
         let pick = move |db: &Connection| {
-            let more = store::scan(db)?;
+            let more = headers::scan(db)?;
             Ok((more, picked(db, &names.shared().headers)?))
         };
         let (more, picked) = self.names.database().write(pick).await?;
@@ -157,10 +158,10 @@ impl HeaderReader {
         let keep = move |db: &Connection| {
             let mut read = read.iter();
             read.try_for_each(|(wanted, outcome, parts)| {
-                store::are_parts(db, parts)?;
-                match store::is_stale(&names.shared().headers, *wanted) {
+                headers::are_parts(db, parts)?;
+                match names.shared().headers.is_stale(*wanted) {
                     true => Ok(()),
-                    false => store::keep(db, *wanted, outcome),
+                    false => headers::keep(db, *wanted, outcome),
                 }
             })
         };
@@ -170,7 +171,7 @@ impl HeaderReader {
 
     /// Reads the metadata of a Zarr. Returns the outcome, and those files of the Zarr's owner that are parts of the Zarr.
     async fn read_zarr(&self, zarr: &Zarr) -> (HeaderOutcome, Vec<WantedHeader>) {
-        let files = zarr::ZarrFiles {
+        let files = ZarrFiles {
             zarr: zarr.clone(),
             names: self.names.clone(),
             nodes: self.nodes.clone(),
@@ -196,7 +197,7 @@ impl HeaderReader {
         let own = seen
             .into_values()
             .filter(|vnode| vnode.uid == zarr.stands.uid);
-        let wanted = |vnode: crate::names::vnode::InodeRecord| WantedHeader {
+        let wanted = |vnode: InodeRecord| WantedHeader {
             object: vnode.object,
             ino: vnode.ino,
         };
@@ -243,14 +244,14 @@ enum PickedHeader {
 fn picked(db: &Connection, wake: &HeaderWake) -> Result<Vec<PickedHeader>, Fault> {
     let mut all = Vec::new();
     let mut zarrs: BTreeMap<u64, (Box<Zarr>, Vec<WantedHeader>)> = BTreeMap::new();
-    for wanted in store::next(db, PICKED_MAX)? {
-        store::begin(wake, wanted);
+    for wanted in headers::next(db, PICKED_MAX)? {
+        wake.begin(wanted);
         match zarr::of(db, wanted.ino)? {
             HeaderKind::File => all.push(PickedHeader::File(wanted)),
             HeaderKind::Nothing => all.push(PickedHeader::Nothing(wanted)),
             HeaderKind::Zarr(zarr) => {
-                store::queue(db, &zarr)?;
-                store::begin(wake, zarr.wanted());
+                headers::queue(db, &zarr)?;
+                wake.begin(zarr.wanted());
                 let (_, parts) = zarrs
                     .entry(zarr.stands.object)
                     .or_insert_with(|| (zarr, Vec::new()));
@@ -266,12 +267,12 @@ fn picked(db: &Connection, wake: &HeaderWake) -> Result<Vec<PickedHeader>, Fault
 /// Converts a read header to the outcome that is stored.
 fn outcome(
     header: tidemill_format::Result<Header>,
-    spans: impl FnOnce(&Header) -> Vec<super::facts::CoordinateRange>,
+    spans: impl FnOnce(&Header) -> Vec<CoordinateRange>,
 ) -> HeaderOutcome {
     match header {
         Ok(header) => {
             let spans = spans(&header);
-            HeaderOutcome::Read(Box::new(Facts::of(&header, spans)))
+            HeaderOutcome::Read(Box::new(facts_of(&header, spans)))
         }
         Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotConnected => {
             HeaderOutcome::Later

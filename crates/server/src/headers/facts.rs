@@ -1,8 +1,9 @@
-//! Facts about a header that the database stores: the facts that users search for, within limits.
+//! Selection of the facts about a header that the database stores: the facts that users search for, within limits.
 
 use serde_json::{Map, Value as Json, json};
 use std::collections::BTreeMap;
 use tidemill_format::{Format, Header, Value, Variable};
+use tidemill_meta::index::facts::{CoordinateRange, Facts};
 
 /// Maximum number of a header's stored variables, and (`DIMENSIONS_MAX`, `ATTRIBUTES_MAX`) of its stored dimensions and attributes.
 const VARIABLES_MAX: usize = 1000;
@@ -13,105 +14,71 @@ const TEXT_BYTES_MAX: usize = 1024;
 /// Attributes of variables for which users can search.
 const TEXT_ATTRIBUTES: [&str; 3] = ["units", "standard_name", "long_name"];
 
-/// Facts about a header that the database stores.
-#[derive(Debug, Default)]
-pub(super) struct Facts {
-    /// Facts about the header for display, as JSON.
-    pub(super) body: Json,
-    pub(super) terms: Vec<Term>,
-    pub(super) spans: Vec<CoordinateRange>,
-}
-
-/// A fact for which users can search.
-#[derive(Debug, PartialEq)]
-pub(super) struct Term {
-    pub(super) key: String,
-    pub(super) text: String,
-    pub(super) number: Option<f64>,
-}
-
-/// Range of a coordinate's values: numbers, or times in the number form of `lang::find`.
-#[derive(Debug, Clone, PartialEq)]
-pub(super) struct CoordinateRange {
-    pub(super) name: String,
-    pub(super) is_time: bool,
-    pub(super) low: f64,
-    pub(super) high: f64,
-    /// The range in readable form.
-    pub(super) shown: (String, String),
-}
-
-impl Facts {
-    pub(super) fn of(header: &Header, spans: Vec<CoordinateRange>) -> Self {
-        let mut facts = Self::default();
-        let format = format_name(header.format);
-        facts.say("format", format.to_owned(), None);
-        let (mut variables, mut sizes) = (Vec::new(), BTreeMap::new());
-        for variable in header.variables.iter().take(VARIABLES_MAX) {
-            variables.push(facts.variable(variable));
-            for dimension in &variable.dimensions {
-                if sizes.len() < DIMENSIONS_MAX && short(&dimension.name) {
-                    sizes.insert((dimension.name.clone(), dimension.size), dimension.size);
-                }
+/// Returns the facts about a header, with the ranges of its coordinates.
+pub(super) fn facts_of(header: &Header, spans: Vec<CoordinateRange>) -> Facts {
+    let mut facts = Facts::default();
+    let format = format_name(header.format);
+    facts.add_term("format", format.to_owned(), None);
+    let (mut variables, mut sizes) = (Vec::new(), BTreeMap::new());
+    for variable in header.variables.iter().take(VARIABLES_MAX) {
+        variables.push(add_variable(&mut facts, variable));
+        for dimension in &variable.dimensions {
+            if sizes.len() < DIMENSIONS_MAX && short(&dimension.name) {
+                sizes.insert((dimension.name.clone(), dimension.size), dimension.size);
             }
         }
-        let mut dimensions = Map::new();
-        for ((name, size), _) in sizes {
-            #[expect(clippy::cast_precision_loss, reason = "sizes are compared as numbers")]
-            facts.say(&format!("dim.{name}"), size.to_string(), Some(size as f64));
-            dimensions.insert(name, json!(size));
-        }
-        let mut attributes = Map::new();
-        for attribute in header.attributes.iter().take(ATTRIBUTES_MAX) {
-            let Some((text, number)) = one(&attribute.value).filter(|_| short(&attribute.name))
-            else {
-                continue;
-            };
-            facts.say(&format!("attr.{}", attribute.name), text.clone(), number);
-            attributes.insert(attribute.name.clone(), json!(text));
-        }
-        let reach = |span: &CoordinateRange| json!({"name": span.name, "from": span.shown.0, "to": span.shown.1});
-        facts.body = json!({
-            "format": format,
-            "dimensions": dimensions,
-            "variables": variables,
-            "coordinates": spans.iter().map(reach).collect::<Vec<_>>(),
-            "attributes": attributes,
-        });
-        facts.spans = spans;
-        facts
     }
+    let mut dimensions = Map::new();
+    for ((name, size), _) in sizes {
+        #[expect(clippy::cast_precision_loss, reason = "sizes are compared as numbers")]
+        facts.add_term(&format!("dim.{name}"), size.to_string(), Some(size as f64));
+        dimensions.insert(name, json!(size));
+    }
+    let mut attributes = Map::new();
+    for attribute in header.attributes.iter().take(ATTRIBUTES_MAX) {
+        let Some((text, number)) = one(&attribute.value).filter(|_| short(&attribute.name)) else {
+            continue;
+        };
+        facts.add_term(&format!("attr.{}", attribute.name), text.clone(), number);
+        attributes.insert(attribute.name.clone(), json!(text));
+    }
+    let reach = |span: &CoordinateRange| json!({"name": span.name, "from": span.shown.0, "to": span.shown.1});
+    facts.body = json!({
+        "format": format,
+        "dimensions": dimensions,
+        "variables": variables,
+        "coordinates": spans.iter().map(reach).collect::<Vec<_>>(),
+        "attributes": attributes,
+    });
+    facts.spans = spans;
+    facts
+}
 
-    fn variable(&mut self, variable: &Variable) -> Json {
-        let mut shown = Map::new();
-        let data_type = variable.data_type.name();
-        if short(&data_type) {
-            shown.insert("type".into(), json!(data_type));
-            self.say("type", data_type, None);
-        }
-        if short(&variable.path) {
-            shown.insert("name".into(), json!(variable.path));
-            self.say("var", variable.path.clone(), None);
-            if let Some((_, last)) = variable.path.rsplit_once('/') {
-                self.say("var", last.to_owned(), None);
-            }
-        }
-        let dimensions = variable.dimensions.iter().map(|dimension| &dimension.name);
-        let dimensions: Vec<&String> = dimensions.filter(|name| short(name)).collect();
-        shown.insert("dimensions".into(), json!(dimensions));
-        for key in TEXT_ATTRIBUTES {
-            if let Some(text) = variable.text(key).filter(|text| short(text)) {
-                shown.insert(key.into(), json!(text));
-                self.say(key, text.to_owned(), None);
-            }
-        }
-        Json::Object(shown)
+/// Adds the terms of a variable. Returns its facts for display.
+fn add_variable(facts: &mut Facts, variable: &Variable) -> Json {
+    let mut shown = Map::new();
+    let data_type = variable.data_type.name();
+    if short(&data_type) {
+        shown.insert("type".into(), json!(data_type));
+        facts.add_term("type", data_type, None);
     }
-
-    fn say(&mut self, key: &str, text: String, number: Option<f64>) {
-        let key = key.to_owned();
-        self.terms.push(Term { key, text, number });
+    if short(&variable.path) {
+        shown.insert("name".into(), json!(variable.path));
+        facts.add_term("var", variable.path.clone(), None);
+        if let Some((_, last)) = variable.path.rsplit_once('/') {
+            facts.add_term("var", last.to_owned(), None);
+        }
     }
+    let dimensions = variable.dimensions.iter().map(|dimension| &dimension.name);
+    let dimensions: Vec<&String> = dimensions.filter(|name| short(name)).collect();
+    shown.insert("dimensions".into(), json!(dimensions));
+    for key in TEXT_ATTRIBUTES {
+        if let Some(text) = variable.text(key).filter(|text| short(text)) {
+            shown.insert(key.into(), json!(text));
+            facts.add_term(key, text.to_owned(), None);
+        }
+    }
+    Json::Object(shown)
 }
 
 fn short(text: &str) -> bool {

@@ -1,9 +1,9 @@
 //! Ids for the dispatcher, taken in blocks from the database.
 
-use crate::names::commit::Database;
-use crate::names::ids;
 use std::ops::Range;
 use std::sync::Arc;
+use tidemill_meta::commit::Database;
+use tidemill_meta::ids;
 use tidemill_model::event::IdSource;
 use tidemill_model::id::{LabelId, ObjectId};
 

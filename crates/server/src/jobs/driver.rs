@@ -11,27 +11,16 @@
 use super::blocks::IdBlocks;
 use super::driver_records::{JobRecord, TaskJobs};
 use super::inbox::{Inbox, Stopped};
-use super::outbox::{self, OutboxLabel};
 use super::persist::{self, PersistStep, StepBatch};
 use super::plan::ClusterView;
-use super::publish::{self, Publishing};
 use super::results::{self, AssumedOutputs};
-use super::{DriverMessage, OutputFiles, SubmittedJob, awaited_key, store, trace};
+use super::{DriverMessage, SubmittedJob, store, trace};
 use crate::clock;
 use crate::cluster::{Cluster, DriverReport};
 use crate::conditions::database_state;
-use crate::migrations;
-use crate::names::commit::Database;
-use crate::names::multi_writer;
-use crate::names::parts;
-use crate::names::replicas::MIGRATIONS;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::Tx;
-use crate::names::{Caller, Change, Changed, Fault, SqliteNames};
 use crate::queue::{LabelQueue, Unavailable};
 use crate::removal::Garbage;
-use crate::replicas::{self, LostNodes, NodeAbsences, ReplicaFinding, UnderReplicated};
-use crate::{corruption, scrub};
+use crate::replicas::{self, NodeAbsences, UnderReplicated};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,6 +28,20 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
+use tidemill_meta::commit::Database;
+use tidemill_meta::jobs::data;
+use tidemill_meta::jobs::outbox::{self, OutboxLabel};
+use tidemill_meta::jobs::outputs::{self, OutputFiles, Publishing};
+use tidemill_meta::jobs::records;
+use tidemill_meta::jobs::spec::awaited_key;
+use tidemill_meta::multi_writer;
+use tidemill_meta::parts;
+use tidemill_meta::placement::lost_nodes::LostNodes;
+use tidemill_meta::placement::under_replicated::{MIGRATIONS, REST_NS, ReplicaFinding};
+use tidemill_meta::placement::{self, corruption, drains, migrations, scrub, under_replicated};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::{Caller, Change, Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::directory::is_directory;
 use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
@@ -202,17 +205,11 @@ impl Driver {
         let blocks = IdBlocks::new(database.clone());
         let config = Config {
             policy: default_policy.into(),
-            seed: u64::from_le_bytes(crate::access::random()),
+            seed: u64::from_le_bytes(tidemill_meta::random::random()),
         };
         let dispatcher = Dispatcher::new(config, Box::new(blocks))
             .map_err(|_| Fault::Malformed("the default policy does not exist"))?;
-        let change = database.read(|db| {
-            Ok(
-                db.query_row("SELECT coalesce(max(changed), 0) FROM task", [], |row| {
-                    row.get(0)
-                })?,
-            )
-        })?;
+        let change = database.read(records::last_change)?;
         let losses = database.read(|db| LostNodes::new(db, repairing.after))?;
         let mut driver = Self {
             dispatcher,
@@ -247,7 +244,7 @@ impl Driver {
     }
 
     fn bring_back(&mut self) -> Result<(), Fault> {
-        if let Err(fault) = self.database.write_blocking(store::forget_overtaken) {
+        if let Err(fault) = self.database.write_blocking(outbox::delete_superseded) {
             fault.log_delay("labels of ended tasks are kept until the next start");
         }
         let jobs = self.database.read(store::unfinished)?;
@@ -336,16 +333,16 @@ impl Driver {
         let offline = self.cluster.offline_for(self.losses.after);
         let looks = self.losses.renew(&offline, &self.cluster.up());
         steps.extend(looks.into_iter().map(PersistStep::Look));
-        let unlisted = self.database.read(migrations::unlisted).unwrap_or_default();
+        let unlisted = self.database.read(drains::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(PersistStep::List));
         let filling = replicas::filling(&self.database, &self.cluster);
         steps.extend(filling.into_iter().map(PersistStep::MakeSpace));
         let now = clock::now_ns();
         let until = now.max(self.woken);
-        let due = self
-            .database
-            .read(|db| replicas::due(db, (now, until), &self.cluster.up(), replicas::VERSIONS_MAX));
+        let due = self.database.read(|db| {
+            under_replicated::due(db, (now, until), &self.cluster.up(), replicas::VERSIONS_MAX)
+        });
         let due = due.unwrap_or_else(|fault| {
             fault.log_delay("replicas are postponed");
             Vec::new()
@@ -475,7 +472,7 @@ impl Driver {
                 ReplicaStep::Make { from, to } => {
                     let maintenance_task = Event::MaintenanceTask {
                         node: to,
-                        owner: short.owner,
+                        owner: short.owner(),
                         operation: short.operation(from),
                     };
                     self.feed(maintenance_task, steps, outbox);
@@ -600,7 +597,7 @@ impl Driver {
                 self.tell_emptied(steps, outbox);
                 self.moved = true;
                 self.copy = true;
-                self.woken = clock::now_ns() + replicas::REST_NS;
+                self.woken = clock::now_ns() + REST_NS;
             }
             DriverMessage::Load(asker) => {
                 // The caller may no longer wait for the answer.
@@ -633,7 +630,7 @@ impl Driver {
                         .awaited
                         .entry((job.spec.owner.uid, path.into()))
                         .or_insert_with(|| {
-                            let caller = publish::caller(job.spec.owner, &job.groups);
+                            let caller = outputs::caller(job.spec.owner, &job.groups);
                             WaitingJobs {
                                 caller,
                                 jobs: BTreeSet::new(),
@@ -658,7 +655,7 @@ impl Driver {
         steps: &mut Vec<PersistStep>,
         outbox: &mut Outbox,
     ) {
-        let of_all = |db: &rusqlite::Connection| parts::of_all(db, objects);
+        let of_all = |db: &Connection| parts::of_all(db, objects);
         let parted = match self.shared.parts() {
             true => self.database.read(of_all),
             false => Ok(Vec::new()),
@@ -676,7 +673,7 @@ impl Driver {
         let moved = self.moved;
         let replicas = self
             .database
-            .read(|db| replicas::of_all(db, &objects, moved));
+            .read(|db| placement::replicas::of_all(db, &objects, moved));
         let replicas = replicas.unwrap_or_else(|fault| {
             fault.log_delay("the places of replicas are not known");
             Vec::new()
@@ -733,7 +730,7 @@ impl Driver {
                 self.feed(Event::NodeUp { node: id, view }, steps, outbox);
                 self.resync(id, &labels, outbox);
                 self.ask_for_programs(outbox);
-                self.woken = clock::now_ns() + replicas::REST_NS;
+                self.woken = clock::now_ns() + REST_NS;
                 self.copy = true;
             }
             DriverReport::Programs {
@@ -848,16 +845,16 @@ impl Driver {
         else {
             return final_outcome;
         };
-        let caller = publish::caller(memo.owner, &memo.groups);
+        let caller = outputs::caller(memo.owner, &memo.groups);
         let checked = self.database.read(|db| {
             let tx = Tx::new(db, &self.shared, &caller, 0, clock::now_ns());
             for output in outputs.iter().filter(|output| !output.part) {
                 let obstacle = if output.is_directory() {
-                    publish::directory_obstacle(&tx, &memo.anchors, &output.path, memo.replace)?
+                    outputs::directory_obstacle(&tx, &memo.anchors, &output.path, memo.replace)?
                 } else {
-                    publish::obstacle(&tx, &memo.anchors, &output.path, output.inode.0)?
+                    outputs::obstacle(&tx, &memo.anchors, &output.path, output.inode.0)?
                 };
-                if obstacle.is_some() && !publish::published(db, task)? {
+                if obstacle.is_some() && !data::published(db, task)? {
                     return Ok(obstacle);
                 }
             }
@@ -1138,7 +1135,9 @@ impl Driver {
 
     /// Returns a node that is up and has a replica of an object whose first node is offline.
     fn elsewhere(&self, object: u64, up: &[u32]) -> Option<u32> {
-        let holders = self.database.read(|db| replicas::holders(db, object));
+        let holders = self
+            .database
+            .read(|db| placement::replicas::holders(db, object));
         let mut holders = holders.unwrap_or_default().into_iter();
         holders.find(|node| up.contains(node))
     }
@@ -1151,16 +1150,13 @@ impl Driver {
     }
 
     fn is_corrupt(&self, object: u64, node: u32) -> bool {
-        let is = |db: &rusqlite::Connection| corruption::is(db, object, node);
+        let is = |db: &Connection| corruption::is(db, object, node);
         self.shared.corruption() && self.database.read(is).unwrap_or(false)
     }
 
     /// Returns whether an object is still being written that a rule's task may read as a streaming input.
     fn is_streaming(&self, object: u64) -> bool {
-        let is = |db: &rusqlite::Connection| {
-            let sql = "SELECT 1 FROM writing WHERE object = ?1";
-            Ok(db.prepare_cached(sql)?.exists([object.cast_signed()])?)
-        };
+        let is = |db: &Connection| version::is_in_progress(db, object);
         self.shared.rules.any_streaming() && self.database.read(is).unwrap_or(false)
     }
 

@@ -1,11 +1,12 @@
 //! The driver's own records of unfinished jobs: the jobs' owners, the objects that must stay, and the outputs that no task will read any
 //! more.
 
-use super::output_paths::Anchors;
-use super::{OutputFiles, SubmittedJob};
+use super::SubmittedJob;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use tidemill_lang::job::Lifetime;
+use tidemill_meta::jobs::output_paths::Anchors;
+use tidemill_meta::jobs::outputs::OutputFiles;
 use tidemill_model::directory::is_directory;
 use tidemill_model::event::{Origin, OutputSpec, RecoveredState};
 use tidemill_model::id::{JobId, ObjectId, TaskId};

@@ -2,15 +2,13 @@
 //! removed.
 
 use crate::clock;
-use crate::names::commit::Database;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::Tx;
-use crate::names::vnode::{Caller, InodeRecord};
-use crate::names::{Change, Changed, Fault, SqliteNames};
-use rusqlite::{Connection, params};
 use std::sync::Arc;
 use std::time::Duration;
-use tidemill_wire::v1;
+use tidemill_meta::commit::Database;
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::vnode::Caller;
+use tidemill_meta::{Change, Changed, Connection, Fault, SqliteNames, expiry};
 
 /// Interval at which the server checks for expired versions.
 const PERIOD: Duration = Duration::from_millis(500);
@@ -33,7 +31,7 @@ async fn once(
     names: &SqliteNames,
 ) -> Result<(), Fault> {
     let now = clock::now_ns();
-    let due = database.read(|db| due(db, now))?;
+    let due = database.read(|db| expiry::due(db, now, BATCH_MAX))?;
     if due.is_empty() {
         return Ok(());
     }
@@ -52,39 +50,4 @@ async fn once(
         changes,
     });
     Ok(())
-}
-
-fn due(db: &Connection, now: i64) -> Result<Vec<(i64, i64)>, Fault> {
-    let sql = "SELECT ino, object FROM expiry WHERE at <= ?1 ORDER BY at LIMIT ?2";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([now, BATCH_MAX], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
-impl Tx<'_> {
-    fn expire(&mut self, ino: i64, object: i64) -> Result<(), Fault> {
-        let sql = "DELETE FROM expiry WHERE ino = ?1 AND object = ?2";
-        self.db.prepare_cached(sql)?.execute([ino, object])?;
-        let Some(vnode) = InodeRecord::find(self.db, ino.cast_unsigned())? else {
-            return Ok(());
-        };
-        if vnode.object != object.cast_unsigned() || vnode.writing != 0 {
-            return Ok(());
-        }
-        let mut statement = self
-            .db
-            .prepare_cached("SELECT parent, name FROM dirent WHERE ino = ?1")?;
-        let rows =
-            statement.query_map(params![ino], |row| Ok((row.get::<_, i64>(0)?, row.get(1)?)))?;
-        for (parent, name) in rows.collect::<Result<Vec<_>, _>>()? {
-            let parent = parent.cast_unsigned();
-            self.unlink(&v1::Unlink {
-                parent,
-                name,
-                directory: false,
-                time: self.now,
-            })?;
-        }
-        Ok(())
-    }
 }

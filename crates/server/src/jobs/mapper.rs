@@ -42,7 +42,7 @@ pub(super) struct RangedVersion {
 impl RangedVersion {
     pub(super) fn new(
         nodes: &SourceNodes,
-        reading: crate::names::read_pins::ReadVersion,
+        reading: tidemill_meta::read_pins::ReadVersion,
         until: Instant,
     ) -> Option<Self> {
         let source = VersionStream::new(nodes, reading)?;

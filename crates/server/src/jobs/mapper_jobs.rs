@@ -9,13 +9,10 @@ use super::DriverMessage;
 use super::driver::Signals;
 use super::mapper::printed;
 use super::submit::{JobRefusal, PinnedVersions, Submission, submit_given};
-use super::view;
 use crate::cluster::Cluster;
 use crate::files::VersionStream;
 use crate::files::stream::SourceNodes;
 use crate::lease_recall::LeaseRecalls;
-use crate::names::shared::NamesShared;
-use crate::names::{Fault, SqliteNames};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,8 +20,11 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_lang::job::{ExternalInput, MapperProgram, MapperResult, PRINTED_BYTES_MAX};
 use tidemill_lang::script;
+use tidemill_meta::jobs::{data, view};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::{Connection, Fault, SqliteNames};
 use tidemill_model::display;
-use tidemill_model::id::{JobId, NodeId, ObjectId};
+use tidemill_model::id::{JobId, ObjectId};
 use tidemill_model::layout::{Layout, Part};
 use tidemill_wire::v1::{self, State};
 use tokio::time::Instant;
@@ -187,18 +187,11 @@ impl Drop for Pinned<'_> {
 
 impl Pinned<'_> {
     /// Pins new outputs of a job. The job keeps its outputs until the job has ended, and their removal starts only after a pause.
-    fn look(&mut self, db: &rusqlite::Connection, job: JobId) -> Result<(), Fault> {
-        let sql = "SELECT one.task, one.object, one.node, one.size FROM task JOIN task_output AS one ON one.task = task.task \
-                   WHERE task.job = ?1";
-        let mut statement = db.prepare_cached(sql)?;
-        let mut rows = statement.query([job.0.cast_signed()])?;
-        while let Some(row) = rows.next()? {
-            let number = |at: usize| row.get::<_, i64>(at).map(i64::cast_unsigned);
-            let (task, object) = (number(0)?, number(1)?);
-            let part = Part::on(ObjectId(object), number(3)?, NodeId(row.get(2)?));
-            self.all.entry(task).or_insert_with(|| {
-                self.shared.pin(object);
-                part
+    fn look(&mut self, db: &Connection, job: JobId) -> Result<(), Fault> {
+        for (task, placed) in data::outputs_of_job(db, job)? {
+            self.all.entry(task.0).or_insert_with(|| {
+                self.shared.pin(placed.object.0);
+                Part::on(placed.object, placed.size, placed.node)
             });
         }
         Ok(())

@@ -10,27 +10,23 @@ mod driver_records;
 pub(crate) mod expiry;
 pub(crate) mod finished;
 pub(crate) mod inbox;
-pub(crate) mod joins;
 mod mapper;
 pub(crate) mod mapper_jobs;
-pub(crate) mod outbox;
-pub(crate) mod output_paths;
 mod persist;
 mod plan;
 mod publish;
 mod results;
 pub(crate) mod service;
-pub(crate) mod spec;
 pub(crate) mod store;
 pub(crate) mod submit;
 mod trace;
-mod view;
 
 use crate::cluster::DriverReport;
 use std::collections::BTreeMap;
-use tidemill_model::event::{JobSpec, OutputSpec};
+use tidemill_meta::jobs::output_paths::Anchors;
+use tidemill_meta::jobs::outputs::OutputFiles;
+use tidemill_model::event::JobSpec;
 use tidemill_model::id::{JobId, TaskId};
-use tidemill_model::object::Placed;
 use tidemill_sched::dispatch::NodeLoad;
 
 /// Message for the dispatcher's driver.
@@ -65,9 +61,6 @@ pub(crate) enum DriverMessage {
     Stop,
 }
 
-/// Files that a task has written, each with the specification of its output.
-pub(crate) type OutputFiles = Vec<(OutputSpec, Placed)>;
-
 /// A job in the form that the driver receives.
 #[derive(Clone, Debug)]
 pub(crate) struct SubmittedJob {
@@ -80,15 +73,9 @@ pub(crate) struct SubmittedJob {
     /// Whether tasks may be answered from cached results.
     pub(crate) cache: bool,
     /// Existing directories in which the outputs are created.
-    pub(crate) anchors: output_paths::Anchors,
+    pub(crate) anchors: Anchors,
     /// Time for which the outputs of each task are kept.
     pub(crate) lifetimes: Vec<tidemill_lang::job::Lifetime>,
     /// For a restored job: the output files of tasks that succeeded, if one of the outputs is a directory.
     pub(crate) files: BTreeMap<TaskId, OutputFiles>,
-}
-
-/// Returns the dispatcher's name of a path that a job waits for. The name includes the job's owner, because another user may not be able to
-/// read the same file.
-pub(crate) fn awaited_key(uid: u32, path: &str) -> String {
-    format!("{uid}:{path}")
 }

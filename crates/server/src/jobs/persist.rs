@@ -1,30 +1,26 @@
 //! Writes the decisions of a batch of events to the database in one transaction, before the driver sends or acknowledges any of the
 //! decisions (next: `server/src/jobs/driver.rs`).
 
-use super::joins;
-use super::outbox::{self, OutboxLabel};
-use super::publish::{self, Publishing};
-use super::store::{resolve_awaited, state_number, task_state};
-use super::trace;
-use crate::names::burst::{self, TierNode};
-use crate::names::replicas::remove_replica;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::Tx;
-use crate::names::vnode::Caller;
-use crate::names::{Change, Fault};
-use crate::replicas::{ReplicaFinding, ReplicaReview};
-use crate::{corruption, migrations, removal, replicas, scrub};
-use prost::Message;
-use rusqlite::{Connection, OptionalExtension as _, params};
+use super::publish::publish;
 use std::collections::BTreeSet;
+use tidemill_meta::jobs::outbox::{self, LabelWork, OutboxLabel};
+use tidemill_meta::jobs::outputs::Publishing;
+use tidemill_meta::jobs::{awaited, joins, node_statuses, records};
+use tidemill_meta::placement::burst::{self, TierNode};
+use tidemill_meta::placement::lost_nodes::{self, ReplicaReview};
+use tidemill_meta::placement::replicas::{self, remove_replica};
+use tidemill_meta::placement::under_replicated::{self, ReplicaFinding};
+use tidemill_meta::placement::{corruption, drains, removals, scrub};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::vnode::Caller;
+use tidemill_meta::{Change, Connection, Fault, expiry};
 use tidemill_model::event::{Decision, JobState, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_model::label::{Corrupt, Failure, FailureKind, Operation, Outcome};
 use tidemill_model::object::Placed;
-use tidemill_model::time::{Span, Time};
-use tidemill_sched::elastic::RUN_MICROJOULES_MAX;
-use tidemill_wire::convert::time_to_wire;
-use tidemill_wire::v1::{self, State};
+use tidemill_model::time::Time;
+use tidemill_wire::v1;
 
 /// One change that the driver stores in the database.
 #[derive(Clone, Debug)]
@@ -126,9 +122,7 @@ pub(crate) fn write(
     }
     // The state of a successful task clears the errors of earlier tries, so these messages are written after it.
     for (task, message) in &writer.elsewhere {
-        let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
-        db.prepare_cached(sql)?
-            .execute(params![task.0.cast_signed(), message])?;
+        records::set_error(db, *task, message)?;
     }
     // The duration of the last task instance is known only now.
     for step in &batch.steps {
@@ -169,7 +163,7 @@ impl StepWriter<'_> {
     fn step(&mut self, step: &PersistStep, last: bool) -> Result<(), Fault> {
         use PersistStep as Step;
         match step {
-            Step::Post(posted) => posted.put(self.db, self.now),
+            Step::Post(posted) => self.post(posted),
             Step::Task {
                 task,
                 state,
@@ -180,17 +174,16 @@ impl StepWriter<'_> {
                     self.failure(*task, failure)?;
                 }
                 if last {
-                    self.task(*task, *state, *tries)
+                    records::set_task_state(self.db, *task, *state, *tries, self.change)
                 } else {
                     Ok(())
                 }
             }
             Step::Job { job, state, at } => self.job(*job, *state, *at),
-            Step::Nodes { job, nodes } => trace::keep(self.db, *job, nodes),
-            Step::Decided { job, decision } => self.decided(*job, decision),
+            Step::Nodes { job, nodes } => node_statuses::put(self.db, *job, nodes),
+            Step::Decided { job, decision } => records::put_decision(self.db, *job, decision),
             Step::Publish(publishing) => {
-                let (changes, elsewhere) =
-                    publish::publish(self.db, self.shared, publishing, self.now)?;
+                let (changes, elsewhere) = publish(self.db, self.shared, publishing, self.now)?;
                 self.changes.extend(changes);
                 if !elsewhere.is_empty() {
                     self.elsewhere.push((publishing.task, elsewhere));
@@ -203,30 +196,21 @@ impl StepWriter<'_> {
                 outcome,
                 above_idle,
             } => {
-                self.measured(*task, *node, outcome)?;
-                self.drew(*task, outcome, *above_idle)
+                records::set_run(self.db, *task, *node, outcome, self.change)?;
+                records::add_energy(self.db, *task, outcome.cpu, *above_idle)
             }
-            Step::Expire { ino, object } => {
-                // A file that was deleted has another inode now.
-                let sql = "SELECT ino FROM version WHERE object = ?1";
-                let mut known = self.db.prepare_cached(sql)?;
-                let known = known.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
-                let ino = known.optional()?.map_or(*ino, i64::cast_unsigned);
-                publish::expire(self.db, ino, *object, self.now)
-            }
+            Step::Expire { ino, object } => expiry::put_output(self.db, *ino, *object, self.now),
             Step::Remove { node, objects } => self.remove(*node, objects),
-            Step::Look(look) => replicas::look(self.db, *look, self.now),
-            Step::List(node) => migrations::list(self.db, *node, self.now),
+            Step::Look(look) => lost_nodes::look(self.db, *look, self.now),
+            Step::List(node) => drains::list(self.db, *node, self.now),
             Step::MakeSpace(free) => burst::make_space(self.db, self.shared, *free, self.now),
             Step::Replicas { object, found } => {
-                let changed = replicas::found(self.db, *object, found, self.now)?;
+                let changed = under_replicated::found(self.db, *object, found, self.now)?;
                 self.changes.extend(changed);
                 Ok(())
             }
-            Step::StagesOutAgain(object) => {
-                burst::stages_out_again(self.db, object.0.cast_signed())
-            }
-            Step::Resolved { uid, path, placed } => resolve_awaited(self.db, *uid, path, *placed),
+            Step::StagesOutAgain(object) => burst::stages_out_again(self.db, object.0),
+            Step::Resolved { uid, path, placed } => awaited::resolve(self.db, *uid, path, *placed),
             Step::Settle {
                 label,
                 node,
@@ -241,98 +225,33 @@ impl StepWriter<'_> {
     }
 
     fn failure(&self, task: TaskId, failure: &Failure) -> Result<(), Fault> {
-        let sql = "UPDATE task SET error = ?2 WHERE task = ?1";
-        let row = params![task.0.cast_signed(), failure.message];
-        self.db.prepare_cached(sql)?.execute(row)?;
+        records::set_error(self.db, task, &failure.message)?;
         if failure.kind == FailureKind::Unfit {
             self.shared.rules.wake();
         }
         Ok(())
     }
 
-    fn task(&self, task: TaskId, state: TaskState, tries: u32) -> Result<(), Fault> {
-        // A successful task drops the errors of its earlier tries.
-        let sql = "UPDATE task SET state = ?2, tries = ?3, changed = ?4, error = iif(?5, '', error) \
-                   WHERE task = ?1";
-        let row = params![
-            task.0.cast_signed(),
-            task_state(state),
-            tries,
-            self.change,
-            state == TaskState::Done
-        ];
-        self.db.prepare_cached(sql)?.execute(row)?;
-        Ok(())
+    fn post(&self, posted: &OutboxLabel) -> Result<(), Fault> {
+        outbox::put(self.db, posted, self.now)?;
+        match &posted.work {
+            LabelWork::Task(_) => Ok(()),
+            LabelWork::Remove(objects) => {
+                removals::labelled(self.db, posted.label, posted.node, objects)
+            }
+            LabelWork::Copy(object) => {
+                replicas::coming(self.db, *object, posted.node)?;
+                corruption::repairing(self.db, *object, posted.node)
+            }
+            LabelWork::Verify { scrub, last } => scrub::labelled(self.db, *scrub, *last),
+        }
     }
 
     fn job(&self, job: JobId, state: JobState, at: Time) -> Result<(), Fault> {
-        let ended = if state == JobState::Running {
-            0
-        } else {
-            time_to_wire(at)
-        };
-        let row = params![job.0.cast_signed(), state_number(State::from(state)), ended];
-        self.db
-            .prepare_cached("UPDATE job SET state = ?2, ended = ?3 WHERE job = ?1")?
-            .execute(row)?;
+        records::set_job_state(self.db, job, state, at)?;
         if state != JobState::Running {
             self.shared.rules.wake();
         }
-        Ok(())
-    }
-
-    fn decided(&self, job: JobId, decision: &Decision) -> Result<(), Fault> {
-        let row = params![
-            decision.label.0.cast_signed(),
-            job.0.cast_signed(),
-            decision.task.0.cast_signed(),
-            v1::Decision::from(decision).encode_to_vec(),
-        ];
-        self.db
-            .prepare_cached("INSERT OR REPLACE INTO decision VALUES (?1, ?2, ?3, ?4)")?
-            .execute(row)?;
-        Ok(())
-    }
-
-    fn measured(&self, task: TaskId, node: NodeId, outcome: &Outcome) -> Result<(), Fault> {
-        let sql = "UPDATE task SET node = ?2, start = ?3, kernel_start = ?4, end = ?5, read_bytes = ?6, \
-                   written_bytes = ?7, transferred_bytes = ?8, cpu_ns = ?9, memory_bytes = ?10, kernel_hash = ?11, \
-                   changed = ?12, stdout = ?13, stderr = ?14, reused = ?15, hash_ns = ?16, in_memory_bytes = ?17 WHERE task = ?1";
-        self.db.prepare_cached(sql)?.execute(params![
-            task.0.cast_signed(),
-            node.0,
-            time_to_wire(outcome.start),
-            time_to_wire(outcome.kernel_start),
-            time_to_wire(outcome.end),
-            outcome.read_bytes.cast_signed(),
-            outcome.written_bytes.cast_signed(),
-            outcome.transferred_bytes.cast_signed(),
-            outcome.cpu.0.cast_signed(),
-            outcome.memory_bytes.cast_signed(),
-            outcome.kernel_hash,
-            self.change,
-            outcome.stdout,
-            outcome.stderr,
-            outcome.reused.map_or(0, |task| task.0.cast_signed()),
-            outcome.hashing.0.cast_signed(),
-            outcome.in_memory_bytes.cast_signed(),
-        ])?;
-        Ok(())
-    }
-
-    /// Adds the energy of a run to its task; every run of a task counts, also a failed run.
-    fn drew(&self, task: TaskId, outcome: &Outcome, above_idle: Option<u64>) -> Result<(), Fault> {
-        if outcome.cpu == Span::default() {
-            return Ok(());
-        }
-        let sql = "UPDATE task SET microjoules = min(microjoules + ?2, ?4), estimated = estimated + ?3, \
-                   unestimated = unestimated + 1 - ?3 WHERE task = ?1";
-        self.db.prepare_cached(sql)?.execute(params![
-            task.0.cast_signed(),
-            above_idle.unwrap_or(0).cast_signed(),
-            above_idle.is_some(),
-            RUN_MICROJOULES_MAX.cast_signed(),
-        ])?;
         Ok(())
     }
 
@@ -356,7 +275,7 @@ impl StepWriter<'_> {
             Some(Operation::Remove { objects }) => {
                 let failed = ended.as_ref().err().map(Vec::as_slice);
                 let kept = (&self.shared.leaving, self.now);
-                return removal::ended(self.db, node, &objects, failed, kept);
+                return removals::ended(self.db, node, &objects, failed, kept);
             }
             Some(Operation::Copy { to, .. }) => {
                 let kept = (&self.shared.leaving, self.now);
@@ -370,20 +289,12 @@ impl StepWriter<'_> {
             Some(Operation::Analyse(_)) | None => {}
         }
         for &object in ended.iter().flatten() {
-            if !self.is_known(object, node)? {
+            // An aborted label may run in spite of the abort, because of a message that arrived twice. The label then creates a replica
+            // that no step has requested.
+            if !replicas::is_expected(self.db, object, node)? {
                 remove_replica(self.db, object.0, node.0, self.now)?;
             }
         }
         Ok(())
-    }
-
-    /// Returns whether the database expects a new object on a node. An aborted label may run in spite of the abort, because of a message
-    /// that arrived twice. The label then creates a replica that no step has requested.
-    fn is_known(&self, object: ObjectId, node: NodeId) -> Result<bool, Fault> {
-        let sql = "SELECT EXISTS (SELECT 1 FROM held WHERE object = ?1 AND node = ?2) \
-                   OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2)";
-        let mut known = self.db.prepare_cached(sql)?;
-        let row = params![object.0.cast_signed(), node.0];
-        Ok(known.query_row(row, |row| row.get(0))?)
     }
 }

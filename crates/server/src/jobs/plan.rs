@@ -3,12 +3,14 @@
 
 use super::driver_records::TaskDirectories;
 use super::results::{self, AssumedOutputs};
-use super::spec::kind;
 use super::submit::{self, FIRST_DRY_RUN_ID, ReadJob};
-use super::{store, trace, view};
-use crate::names::Fault;
-use rusqlite::{Connection, params};
+use super::trace;
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_meta::jobs::records::{self, KernelTraffic};
+use tidemill_meta::jobs::spec::kind;
+use tidemill_meta::jobs::view;
+use tidemill_meta::lineage::original_ns;
+use tidemill_meta::{Connection, Fault};
 use tidemill_model::directory::{is_directory, outputs_of};
 use tidemill_model::event::{InputSpec, Origin, TaskRole, TaskSpec};
 use tidemill_model::id::{LabelId, NodeId, ObjectId, TaskId};
@@ -16,13 +18,6 @@ use tidemill_model::label::{Analysis, Label, LabelInput, LabelOutput, Operation}
 use tidemill_model::layout::Selection;
 use tidemill_model::object::Placed;
 use tidemill_wire::v1;
-use tidemill_wire::v1::State;
-
-/// Number of the newest runs that are searched for earlier runs of a kernel.
-const RUNS_MAX: u32 = 10_000;
-
-/// Number of bytes that runs of a kernel have read and written, by the kernel's kind and name.
-type KernelTraffic = BTreeMap<(String, String), (u64, u64)>;
 
 /// State of the cluster that only the driver knows and that the database does not have.
 #[derive(Debug)]
@@ -54,7 +49,7 @@ pub(super) fn planned(
         db,
         read,
         up: up.iter().copied().collect(),
-        written: written(db, spec.owner.uid)?,
+        written: records::kernel_traffic(db, spec.owner.uid)?,
         expected: BTreeMap::new(),
         directories: TaskDirectories::default(),
         presumed: AssumedOutputs::default(),
@@ -150,7 +145,7 @@ impl Planner<'_> {
         };
         if let Some(found) = cached_result {
             task.reused_task = found.task;
-            task.reused_job = store::job_of(self.db, TaskId(found.task))?;
+            task.reused_job = records::job_of(self.db, TaskId(found.task))?;
         }
         let code = spec
             .inputs
@@ -165,7 +160,7 @@ impl Planner<'_> {
             pinned: spec.node.map(|node| node.0),
             needs: Some(v1::Needs::from(&spec.needs)),
             sent: 0,
-            run_ns: trace::cached_ns(self.db, Some(&task))?,
+            run_ns: original_ns(self.db, task.reused_task)?,
             output_sizes: sizes.into_iter().collect::<Option<_>>().unwrap_or_default(),
         };
         Ok((task, traced))
@@ -339,25 +334,4 @@ fn placed(file: &v1::Input) -> Placed {
 fn object(task: TaskId, output: usize) -> ObjectId {
     // Tasks have at most 10 000 outputs.
     ObjectId(FIRST_DRY_RUN_ID + (task.0 - FIRST_DRY_RUN_ID) * (1 << 14) + output as u64)
-}
-
-/// Returns the bytes that the newest tasks of a user have read and written, by the kind and name of the tasks' kernels.
-fn written(db: &Connection, uid: u32) -> Result<KernelTraffic, Fault> {
-    let sql = "SELECT json_extract(run.spec, '$.kernel_kind'), json_extract(run.spec, '$.kernel'), \
-               sum(run.read_bytes), sum(run.written_bytes) \
-               FROM (SELECT * FROM task ORDER BY task DESC LIMIT ?1) AS run JOIN job ON job.job = run.job \
-               WHERE job.uid = ?2 AND run.state = ?3 AND run.reused = 0 GROUP BY 1, 2";
-    let mut statement = db.prepare_cached(sql)?;
-    let done = store::state_number(State::Done);
-    let mut rows = statement.query(params![RUNS_MAX, uid, done])?;
-    let mut written = BTreeMap::new();
-    while let Some(row) = rows.next()? {
-        let key = (row.get(0)?, row.get(1)?);
-        let bytes = |at| -> Result<u64, Fault> {
-            let bytes: i64 = row.get(at)?;
-            Ok(u64::try_from(bytes).unwrap_or(0))
-        };
-        written.insert(key, (bytes(2)?, bytes(3)?));
-    }
-    Ok(written)
 }

@@ -17,24 +17,21 @@
 //!
 //! A task that reads only its code is never cached, since its output must depend on other sources.
 
-use super::publish::Publishing;
-use crate::names::Fault;
-use crate::{corruption, replicas};
-use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::HashMap;
+use tidemill_meta::jobs::outputs::Publishing;
+use tidemill_meta::jobs::results::{
+    self, CachedTask, ResultKey, ResultSearch, content, first, put_content, put_first,
+};
+use tidemill_meta::jobs::{data, spec};
+use tidemill_meta::placement::{corruption, replicas};
+use tidemill_meta::{Connection, Fault, version};
 use tidemill_model::directory::{is_directory, outputs_of};
-use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::id::{LabelId, NodeId};
 use tidemill_model::label::{Analysis, Kernel, Label, LabelInput, Operation};
 use tidemill_model::layout::Selection;
 use tidemill_model::object::Placed;
 use tidemill_model::runtime_environment::RuntimeEnvironment;
 use tidemill_wire::v1;
-
-/// Hash that identifies a cached result.
-type ResultKey = [u8; blake3::OUT_LEN];
-
-/// Maximum number of results of one shape that are examined.
-const RESULTS_MAX: u32 = 8;
 
 /// Properties that distinguish two cached results.
 #[derive(Debug)]
@@ -147,7 +144,7 @@ impl Digest {
     }
 
     fn kernel(&mut self, kernel: &Kernel) {
-        self.text(super::spec::kind(kernel));
+        self.text(spec::kind(kernel));
         match kernel {
             Kernel::Pipeline(pipeline) => {
                 self.number(pipeline.stages.len() as u64);
@@ -235,7 +232,7 @@ pub(super) fn recall(
         ..v1::Input::default()
     });
     Ok(Some(v1::CachedResult {
-        task: found.result.task.cast_unsigned(),
+        task: found.result.task.0,
         kernel_hash: found.result.kernel_hash,
         outputs: outputs.collect(),
         if_reused,
@@ -260,16 +257,6 @@ fn of_label<'a>(
     }
 }
 
-/// Returns the first object with the content of `object`.
-fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
-    let sql = "SELECT first FROM same WHERE object = ?1";
-    let found = db
-        .prepare_cached(sql)?
-        .query_row([object.cast_signed()], |row| row.get::<_, i64>(0))
-        .optional()?;
-    Ok(found.map_or(object, i64::cast_unsigned))
-}
-
 /// Returns the first object with the content of an input. An input that is a part of a file is always its own first object, because
 /// other files may have other parts.
 fn first_of(db: &Connection, input: &LabelInput) -> Result<u64, Fault> {
@@ -277,50 +264,6 @@ fn first_of(db: &Connection, input: &LabelInput) -> Result<u64, Fault> {
         Some(_) => Ok(input.object.0),
         None => first(db, input.object.0),
     }
-}
-
-/// Returns the hash of an object's content, if the object was hashed.
-fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
-    let sql = "SELECT hash FROM content WHERE object = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let found = statement.query_row([object.cast_signed()], |row| row.get(0));
-    Ok(found.optional()?)
-}
-
-/// Stores the hash of an object, and the first object with the same content.
-fn learn(db: &Connection, object: u64, hash: &str) -> Result<(), Fault> {
-    let first_before = first(db, object)?;
-    if content(db, first_before)?.is_some() {
-        return Ok(());
-    }
-    let sql = "SELECT min(object) FROM content WHERE hash = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let known: Option<i64> = statement.query_row([hash], |row| row.get(0))?;
-    let row = params![first_before.cast_signed(), hash];
-    db.prepare_cached("INSERT INTO content VALUES (?1, ?2)")?
-        .execute(row)?;
-    match known {
-        Some(known) if first_before == object => {
-            put_same(db, object, first(db, known.cast_unsigned())?)
-        }
-        // Objects that are the first object of others keep that role; for `missing` equal hashes suffice.
-        _ => Ok(()),
-    }
-}
-
-fn put_same(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
-    let row = params![object.cast_signed(), first.cast_signed()];
-    db.prepare_cached("INSERT OR REPLACE INTO same VALUES (?1, ?2)")?
-        .execute(row)?;
-    Ok(())
-}
-
-/// A task with a cached result.
-#[derive(Debug)]
-struct CachedTask {
-    task: i64,
-    /// Hash of the task's code.
-    kernel_hash: String,
 }
 
 /// A cached result whose output files are available.
@@ -340,13 +283,16 @@ fn find(
     identity: &ResultIdentity<'_>,
     up: &dyn Fn(NodeId) -> bool,
 ) -> Result<Option<AvailableResult>, Fault> {
-    for (column, value) in [("key", identity.key()), ("shape", identity.shape())] {
-        let Some(value) = value else { continue };
-        for result in made(db, column, &value)? {
+    let searches = [
+        identity.key().map(ResultSearch::Key),
+        identity.shape().map(ResultSearch::Shape),
+    ];
+    for search in searches.into_iter().flatten() {
+        for result in results::find(db, &search)? {
             let Some(contents) = missing(db, identity, &result)? else {
                 continue;
             };
-            let mut outputs = outputs(db, &result)?;
+            let mut outputs = data::kept_outputs(db, result.task)?;
             for (_, placed) in &mut outputs {
                 placed.node = readable(db, *placed, up)?;
             }
@@ -377,22 +323,6 @@ fn readable(db: &Connection, placed: Placed, up: &dyn Fn(NodeId) -> bool) -> Res
     Ok(holders.find(|&node| up(node)).unwrap_or(placed.node))
 }
 
-/// Returns the newest cached results with this key or shape.
-fn made(db: &Connection, column: &str, value: &ResultKey) -> Result<Vec<CachedTask>, Fault> {
-    let sql = format!(
-        "SELECT result.task, kernel_hash FROM result JOIN task ON task.task = result.task \
-         WHERE {column} = ?1 ORDER BY result.task DESC LIMIT {RESULTS_MAX}"
-    );
-    let mut statement = db.prepare_cached(&sql)?;
-    let rows = statement.query_map([value.as_slice()], |row| {
-        Ok(CachedTask {
-            task: row.get(0)?,
-            kernel_hash: row.get(1)?,
-        })
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
 /// Returns the hashes that the inputs must have to equal the inputs of this result: an empty text for each input that is known to be equal,
 /// and an empty list if all inputs are equal. Returns `None` if the inputs differ, or can't be compared.
 fn missing(
@@ -400,16 +330,12 @@ fn missing(
     identity: &ResultIdentity<'_>,
     result: &CachedTask,
 ) -> Result<Option<Vec<String>>, Fault> {
-    let sql = "SELECT object FROM task_input WHERE task = ?1 ORDER BY seq";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([result.task], |row| row.get::<_, i64>(0))?;
-    let objects: Vec<i64> = rows.collect::<Result<_, _>>()?;
+    let objects = data::input_objects(db, result.task)?;
     if objects.len() != identity.inputs.len() {
         return Ok(None);
     }
     let mut contents = Vec::with_capacity(objects.len());
     for (input, object) in identity.inputs.iter().zip(objects) {
-        let object = object.cast_unsigned();
         let theirs = match input.selection.of_part() {
             Some(_) => object,
             None => first(db, object)?,
@@ -436,25 +362,6 @@ fn missing(
     Ok(Some(contents))
 }
 
-/// Returns the output files of a cached result with their names; empty if a file no longer exists.
-fn outputs(db: &Connection, result: &CachedTask) -> Result<Vec<(String, Placed)>, Fault> {
-    let sql = "SELECT output.object, coalesce(version.node, 0), coalesce(version.size, 0), \
-               coalesce(version.removed, 1), name FROM task_output AS output LEFT JOIN version ON version.object = output.object WHERE output.task = ?1 ORDER BY seq";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([result.task], |row| {
-        let placed = Placed {
-            object: ObjectId(row.get::<_, i64>(0)?.cast_unsigned()),
-            node: NodeId(row.get(1)?),
-            size: row.get::<_, i64>(2)?.cast_unsigned(),
-        };
-        let removed: bool = row.get(3)?;
-        let name: String = row.get(4)?;
-        Ok((!removed).then_some((name, placed)))
-    })?;
-    let there: Option<Vec<_>> = rows.collect::<Result<_, _>>()?;
-    Ok(there.unwrap_or_default())
-}
-
 /// Stores the result of a successful task in the cache, in the transaction that gives the outputs their names.
 pub(super) fn cache(
     db: &Connection,
@@ -464,19 +371,19 @@ pub(super) fn cache(
 ) -> Result<(), Fault> {
     let outputs = publishing.outputs.iter();
     for ((_, placed), of) in outputs.zip(&publishing.reused) {
-        put_same(db, placed.object.0, first(db, of.0)?)?;
+        put_first(db, placed.object.0, first(db, of.0)?)?;
     }
     let hashed = analysis.inputs.iter().zip(&publishing.contents);
     let hashed = hashed.filter(|(input, hash)| !hash.is_empty() && input.selection.is_whole());
     for (input, hash) in hashed {
-        learn(db, input.object.0, hash)?;
+        put_content(db, input.object.0, hash)?;
     }
     let mut inputs = Vec::with_capacity(analysis.inputs.len());
     for input in &analysis.inputs {
         inputs.push(InputRead {
             name: &input.name,
             first: first_of(db, input)?,
-            size: size(db, input.object.0)?,
+            size: version::find(db, input.object.0)?.and_then(|version| version.size),
             selection: &input.selection,
         });
     }
@@ -490,25 +397,15 @@ pub(super) fn cache(
     }
     // Without all hashes the content can't be recognised, and no data is read to try.
     let shape = identity.shape().filter(|_| hashed);
-    let shape = shape.as_ref().map(ResultKey::as_slice);
-    let task = publishing.task.0.cast_signed();
-    db.prepare_cached("INSERT OR REPLACE INTO result VALUES (?1, ?2, ?3)")?
-        .execute(params![key.as_slice(), task, shape])?;
-    Ok(())
-}
-
-/// Returns the size of a version in bytes.
-fn size(db: &Connection, object: u64) -> Result<Option<u64>, Fault> {
-    let sql = "SELECT size FROM version WHERE object = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let found = statement.query_row([object.cast_signed()], |row| row.get::<_, i64>(0));
-    Ok(found.optional()?.map(i64::cast_unsigned))
+    results::put(db, publishing.task, &key, shape.as_ref())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::schema;
+    use tidemill_meta::jobs::data::TaskInput;
+    use tidemill_meta::schema;
+    use tidemill_model::id::{ObjectId, TaskId};
 
     const ONE: &str = "one";
 
@@ -522,6 +419,25 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let db = schema::open_writer(&directory.path().join("server.db")).unwrap();
         (directory, db)
+    }
+
+    fn put_inputs(db: &Connection, task: u64, inputs: &[(&str, u64)]) {
+        for (seq, &(name, object)) in (0_u32..).zip(inputs) {
+            let selection = "";
+            let input = TaskInput {
+                name,
+                object,
+                selection,
+            };
+            data::put_input(db, TaskId(task), seq, input).unwrap();
+        }
+    }
+
+    fn cached(task: u64) -> CachedTask {
+        CachedTask {
+            task: TaskId(task),
+            kernel_hash: String::new(),
+        }
     }
 
     fn identity<'a>(kernel: &'a Kernel, code: u64, data: (u64, u64)) -> ResultIdentity<'a> {
@@ -615,14 +531,10 @@ mod tests {
             assert_ne!(of(selection, (2, 100)).1, of(selection, (3, 100)).1);
         }
         let (_directory, db) = database();
-        let sql = "INSERT INTO task_input(task, seq, name, object) VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
-        db.execute_batch(sql).unwrap();
-        learn(&db, 2, ONE).unwrap();
-        learn(&db, 3, ONE).unwrap();
-        let result = CachedTask {
-            task: 1,
-            kernel_hash: String::new(),
-        };
+        put_inputs(&db, 1, &[("code", 1), ("data", 2)]);
+        put_content(&db, 2, ONE).unwrap();
+        put_content(&db, 3, ONE).unwrap();
+        let result = cached(1);
         let input = |selection: &Selection, object| LabelInput {
             name: "data".into(),
             object: ObjectId(object),
@@ -647,46 +559,25 @@ mod tests {
     }
 
     #[test]
-    fn result_cache_gives_objects_with_equal_hash_same_first_object() {
-        let (_directory, db) = database();
-        learn(&db, 5, ONE).unwrap();
-        learn(&db, 3, ONE).unwrap();
-        learn(&db, 9, ONE).unwrap();
-        learn(&db, 8, "two").unwrap();
-        let firsts = |objects: [u64; 4]| objects.map(|object| first(&db, object).unwrap());
-        assert_eq!(firsts([5, 3, 9, 8]), [5, 5, 5, 8]);
-        // An object that reuses a result without a hash has the object of that result as its first object, and keeps it.
-        put_same(&db, 11, 10).unwrap();
-        learn(&db, 11, ONE).unwrap();
-        assert_eq!(firsts([10, 11, 9, 8]), [10, 10, 5, 8]);
-        assert_eq!(content(&db, 10).unwrap().as_deref(), Some(ONE));
-        learn(&db, 12, ONE).unwrap();
-        assert_eq!(first(&db, 12).unwrap(), 5);
-    }
-
-    #[test]
     fn result_of_unknown_input_requires_matching_hash() {
         let (_directory, db) = database();
         let kernel = Kernel::Builtin("max".into());
-        let result = CachedTask {
-            task: 1,
-            kernel_hash: String::new(),
-        };
-        let sql = "INSERT INTO task_input(task, seq, name, object) VALUES (1, 0, 'code', 1), (1, 1, 'data', 2)";
-        db.execute_batch(sql).unwrap();
+        let result = cached(1);
+        put_inputs(&db, 1, &[("code", 1), ("data", 2)]);
         let of = |data| missing(&db, &identity(&kernel, 1, (data, 7)), &result).unwrap();
         assert_eq!(of(2), Some(vec![]));
         assert_eq!(of(3), None);
-        learn(&db, 2, ONE).unwrap();
+        put_content(&db, 2, ONE).unwrap();
         assert_eq!(of(3), Some(vec![String::new(), ONE.into()]));
-        learn(&db, 3, "two").unwrap();
+        put_content(&db, 3, "two").unwrap();
         assert_eq!(of(3), None);
         // The inputs are equal by hash, although the first objects differ.
-        put_same(&db, 5, 4).unwrap();
-        learn(&db, 5, ONE).unwrap();
+        put_first(&db, 5, 4).unwrap();
+        put_content(&db, 5, ONE).unwrap();
         assert_eq!(of(4), Some(vec![]));
-        let short = "DELETE FROM task_input WHERE seq = 0";
-        db.execute_batch(short).unwrap();
-        assert_eq!(of(2), None);
+        put_inputs(&db, 2, &[("data", 2)]);
+        let short = cached(2);
+        let other = missing(&db, &identity(&kernel, 1, (2, 7)), &short).unwrap();
+        assert_eq!(other, None);
     }
 }

@@ -2,14 +2,11 @@
 
 use super::driver::Signals;
 use super::mapper_jobs::{ProgramAccess, ProgramMappers};
-use super::output_paths::Links;
 use super::submit::{AwaitedInputs, JobRefusal, Submission, dry_run, submit};
-use super::view::JobFilter;
-use super::{DriverMessage, finished, plan, trace, view};
+use super::{DriverMessage, finished, plan, trace};
 use crate::access::Access;
 use crate::cluster::Cluster;
 use crate::lease_recall::LeaseRecalls;
-use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
 use futures_util::Stream;
 use std::pin::Pin;
@@ -17,6 +14,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tidemill_client::concurrency_limit::{Busy, UserPermits};
+use tidemill_meta::Connection;
+use tidemill_meta::jobs::output_paths::Links;
+use tidemill_meta::jobs::records;
+use tidemill_meta::jobs::view::{self, JobFilter};
+use tidemill_meta::{Caller, Fault, SqliteNames};
 use tidemill_model::glob::Pattern;
 use tidemill_model::id::JobId;
 use tidemill_wire::convert::state_name;
@@ -125,7 +127,7 @@ impl JobService {
         job: u64,
         after: i64,
     ) -> Result<(v1::JobEvent, i64), Fault> {
-        let read = |db: &rusqlite::Connection| {
+        let read = |db: &Connection| {
             let (changed, last) = view::tasks(db, job, after)?;
             Ok((
                 v1::JobEvent {
@@ -319,8 +321,8 @@ impl v1::jobs_server::Jobs for JobService {
         let database = self.names.database();
         let states = database.read_for(&caller, |db| {
             Ok((
-                finished::states(db, &jobs)?,
-                finished::ended(db, Some(caller.uid), before)?,
+                records::states(db, &jobs)?,
+                records::ended(db, Some(caller.uid), before)?,
             ))
         });
         let (states, ended) = states.await.map_err(|fault| refused(&fault))?;

@@ -1,22 +1,17 @@
 //! Submission: the server parses a script, resolves its paths in the namespace with its owner's rights, and writes an accepted job to the
 //! database. A dry run takes the same steps except for the last.
 
+use super::SubmittedJob;
 use super::mapper::directory::Below;
 use super::mapper::{self, RangedVersion};
 use super::mapper_jobs::{MapperJobs, ProgramMappers};
-use super::output_paths::{self, Anchors, Links};
-use super::store::{self, Heading};
-use super::{SubmittedJob, publish};
+use super::store;
 use crate::access::aside;
 use crate::attached;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::files::stream::SourceNodes;
 use crate::lease_recall::{LeaseRecalls, OpenState};
-use crate::names::budget::{Budget, BudgetTurn};
-use crate::names::claims::{Claims, JobClaims};
-use crate::names::transaction::Tx;
-use crate::names::{Caller, Fault, SqliteNames, ids, parts};
 use futures_util::future::join_all;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,6 +23,14 @@ use tidemill_lang::job::{
     KernelKind, ListedName, MapperProgram, MapperResult, Mapping, Outside, PathLookup,
     ResolvedFile, awaited, resolve,
 };
+use tidemill_meta::budget::{Budget, BudgetTurn};
+use tidemill_meta::claims::{Claims, JobClaims};
+use tidemill_meta::jobs::output_paths::{self, Anchors, Links};
+use tidemill_meta::jobs::records::{self, Heading};
+use tidemill_meta::jobs::{outputs, view};
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::vnode::{READ, SEARCH, WRITE};
+use tidemill_meta::{Caller, Connection, Fault, SqliteNames, ids, parts, version};
 use tidemill_model::directory;
 use tidemill_model::event::{JobSpec, NodeView, OutputSpec, Role};
 use tidemill_model::id::{Inode, JobId, NodeId, ObjectId, TaskId};
@@ -37,7 +40,7 @@ use tidemill_model::object::Placed;
 use tidemill_model::resources::NodeOffer;
 use tidemill_model::user_kernels::OwnName;
 use tidemill_wire::USER_SCRIPT_BYTES_MAX;
-use tidemill_wire::v1::{Kind, State};
+use tidemill_wire::v1::Kind;
 
 /// Maximum wait for the nodes' answers to the question which programs are installed there.
 const PROGRAMS_WAIT: Duration = Duration::from_secs(3);
@@ -133,7 +136,7 @@ pub(crate) async fn submit_given(
     lease_recalls: &LeaseRecalls,
     cluster: &Arc<Cluster>,
     (what, given): (Submission, &PinnedVersions),
-    also: impl FnOnce(&rusqlite::Connection, &SubmittedJob) -> Result<(), Fault> + Send + 'static,
+    also: impl FnOnce(&Connection, &SubmittedJob) -> Result<(), Fault> + Send + 'static,
 ) -> Result<(SubmittedJob, AwaitedInputs), JobRefusal> {
     let (script, issued) = (what.script.clone(), Issue::Reserved);
     let read = read((names, lease_recalls, cluster), what, given, issued).await?;
@@ -155,9 +158,9 @@ pub(crate) async fn submit_given(
         submission_id: job.submission_id.clone(),
         submitted: clock::now_ns(),
     };
-    let write = move |db: &rusqlite::Connection| {
+    let write = move |db: &Connection| {
         let mut accepted = accepted;
-        let known = store::known(
+        let known = records::known(
             db,
             accepted.spec.owner.uid,
             heading.submission_id.as_deref(),
@@ -191,7 +194,7 @@ async fn claimed_by_itself(
     } {
         let known = names
             .database()
-            .read(|db| store::known(db, uid, submission_id))?;
+            .read(|db| records::known(db, uid, submission_id))?;
         if let Some(known) = known {
             return Ok(JobRefusal::Known(known));
         }
@@ -252,7 +255,7 @@ async fn read(
         gid: what.caller.gid,
     };
     // Credentials that a mount has checked do not cover the files that a script names.
-    let caller = publish::caller(owner, &what.caller.groups);
+    let caller = outputs::caller(owner, &what.caller.groups);
     let full = what.bounded && !has_space(names, what.caller.uid)?;
     let too_many = || {
         one(format!(
@@ -286,7 +289,7 @@ async fn read(
         let (uid, submission_id) = (what.caller.uid, job.submission_id.as_deref());
         let known = names
             .database()
-            .read(|db| store::known(db, uid, submission_id))?;
+            .read(|db| records::known(db, uid, submission_id))?;
         if let Some(known) = known {
             return Err(JobRefusal::Known(known));
         }
@@ -407,12 +410,8 @@ fn claimed(job: &Job, paths: &[String], taken: &BTreeMap<String, JobId>) -> Vec<
 
 /// Returns whether a user may have one more unfinished job.
 fn has_space(names: &SqliteNames, uid: u32) -> Result<bool, Fault> {
-    let sql = "SELECT count(*) FROM job WHERE state = ?1 AND uid = ?2";
-    let running = store::state_number(State::Running);
-    let jobs: i64 = names
-        .database()
-        .read(|db| Ok(db.query_row(sql, rusqlite::params![running, uid], |row| row.get(0))?))?;
-    Ok(jobs < i64::from(names.shared().limits.get().jobs_each))
+    let jobs = names.database().read(|db| view::unfinished(db, uid))?;
+    Ok(jobs < u64::from(names.shared().limits.get().jobs_each))
 }
 
 /// Resolves the paths of a job in the namespace. A file is sealed shortly after its writer's `close` has returned, and a user who writes
@@ -427,7 +426,7 @@ async fn resolved(
 ) -> Result<Result<(SubmittedJob, AwaitedInputs), Vec<String>>, Fault> {
     let look = |share: Option<BudgetTurn>| {
         let mut issued = issued.clone();
-        let read = |db: &rusqlite::Connection| {
+        let read = |db: &Connection| {
             let mut tx = Tx::new(db, names.shared(), caller, 0, clock::now_ns());
             if caller.uid != 0 {
                 tx.budget = Budget::of_script();
@@ -518,7 +517,7 @@ fn unwritable(
                 continue;
             }
             if issued.is_directory() {
-                let found = publish::directory_obstacle(tx, anchors, &output.path, job.replace);
+                let found = outputs::directory_obstacle(tx, anchors, &output.path, job.replace);
                 if let Ok(Some(message)) = found {
                     errors.push(format!(
                         "{}:{}: task \"{}\": {message}",
@@ -532,7 +531,7 @@ fn unwritable(
             if !seen.insert(dir) && !dir.is_empty() {
                 continue;
             }
-            if let Ok(Some(message)) = publish::obstacle(tx, anchors, &output.path, issued.inode.0)
+            if let Ok(Some(message)) = outputs::obstacle(tx, anchors, &output.path, issued.inode.0)
             {
                 errors.push(format!(
                     "{}:{}: task \"{}\": {message}",
@@ -581,7 +580,7 @@ async fn reserve(names: &SqliteNames, job: &Job) -> Result<IssuedIds, Fault> {
         .flat_map(|task| &task.outputs)
         .map(|output| directory::ids(&output.name))
         .sum::<u64>();
-    let work = move |db: &rusqlite::Connection| {
+    let work = move |db: &Connection| {
         let job = JobId(ids::reserve(db, "job", 1)?);
         let task = ids::reserve(db, "task", tasks)?;
         let inode = ids::reserve(db, "inode", outputs)?;
@@ -869,7 +868,7 @@ impl Outside for OwnerView<'_> {
 }
 
 /// Returns the layout of a sealed version, with the first node of each part.
-pub(crate) fn layout(db: &rusqlite::Connection, placed: Placed) -> Layout {
+pub(crate) fn layout(db: &Connection, placed: Placed) -> Layout {
     let striped = parts::sealed(db, placed.object.0).unwrap_or_else(|fault| {
         fault.log_delay("the layout of a file is not known");
         None
@@ -900,7 +899,7 @@ fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     if vnode.kind != Kind::File {
         return (PathLookup::Directory, None);
     }
-    if !tx.caller.may(&vnode, crate::names::vnode::READ) {
+    if !tx.caller.may(&vnode, READ) {
         return (PathLookup::Denied, None);
     }
     let writing = (vnode.writing != 0).then_some(vnode.ino);
@@ -920,12 +919,12 @@ fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
     let executable = if tx.caller.uid == 0 {
         vnode.mode & 0o111 != 0
     } else {
-        tx.caller.may(&vnode, crate::names::vnode::SEARCH)
+        tx.caller.may(&vnode, SEARCH)
     };
     let found = ResolvedFile {
         inode: Inode(vnode.ino),
         placed,
-        writable: tx.caller.may(&vnode, crate::names::vnode::WRITE),
+        writable: tx.caller.may(&vnode, WRITE),
         executable,
     };
     (PathLookup::Sealed(found), writing)
@@ -933,39 +932,24 @@ fn look(tx: &Tx<'_>, path: &str) -> (PathLookup, Option<u64>) {
 
 /// Returns a version, regardless of its file's name and present version. The caller must keep the version's bytes from being removed.
 fn look_at_version(tx: &Tx<'_>, object: ObjectId) -> PathLookup {
-    // The size of a version that is still being written is not known yet; 0 stands for it.
-    let sql = "SELECT ino, size, node FROM version WHERE object = ?1 \
-               UNION ALL SELECT ino, 0, node FROM writing WHERE object = ?1 LIMIT 1";
-    let found = tx.db.prepare_cached(sql).and_then(|mut statement| {
-        statement.query_row([object.0.cast_signed()], |row| {
-            let (ino, size): (i64, i64) = (row.get(0)?, row.get(1)?);
-            Ok((
-                ino.cast_unsigned(),
-                size.cast_unsigned(),
-                row.get::<_, i64>(2)?,
-            ))
-        })
-    });
     // The job does not wait for a deleted version.
-    let Ok((ino, size, node)) = found else {
+    let Ok(Some(found)) = version::find(tx.db, object.0) else {
         return PathLookup::Denied;
     };
-    let vnode = match tx.reach(ino) {
-        Ok(vnode) if tx.caller.may(&vnode, crate::names::vnode::READ) => vnode,
+    let vnode = match tx.reach(found.ino) {
+        Ok(vnode) if tx.caller.may(&vnode, READ) => vnode,
         _ => return PathLookup::Denied,
     };
-    let node = match u32::try_from(node) {
-        Ok(node) => node,
-        Err(_) => tx.first_part(object.0).unwrap_or(0),
-    };
+    let first_part = || tx.first_part(object.0).unwrap_or(0);
     PathLookup::Sealed(ResolvedFile {
-        inode: Inode(ino),
+        inode: Inode(found.ino),
         placed: Placed {
             object,
-            node: NodeId(node),
-            size,
+            node: NodeId(found.node.unwrap_or_else(first_part)),
+            // The size of a version that is still being written is not known yet; 0 stands for it.
+            size: found.size.unwrap_or(0),
         },
-        writable: tx.caller.may(&vnode, crate::names::vnode::WRITE),
+        writable: tx.caller.may(&vnode, WRITE),
         executable: false,
     })
 }
@@ -981,17 +965,18 @@ pub(crate) fn sealed(tx: &Tx<'_>, path: &str) -> Result<Option<Placed>, Fault> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::limits::UserLimits;
+    use tidemill_meta::UserLimits;
+    use tidemill_wire::v1::State;
 
     #[tokio::test]
     async fn job_limit_refuses_jobs_of_user_at_limit_and_accepts_others() {
         let dir = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&dir.path().join("server.db"), (0, 0)).unwrap();
-        let insert = |db: &rusqlite::Connection| {
+        let insert = |db: &Connection| {
             let sql = "INSERT INTO job(name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
                        cache, replacing) VALUES ('', '', '/', 7, 7, '[]', '', ?1, 0, 0, '', 0, 0)";
             for _ in 0..5 {
-                db.execute(sql, [store::state_number(State::Running)])?;
+                db.execute(sql, [records::state_number(State::Running)])?;
             }
             Ok(())
         };
@@ -1004,7 +989,7 @@ mod tests {
         assert!(!has_space(&names, 7).unwrap());
         assert!(has_space(&names, 8).unwrap());
         let end = "UPDATE job SET state = ?1 WHERE job = (SELECT max(job) FROM job)";
-        let ended = [store::state_number(State::Done)];
+        let ended = [records::state_number(State::Done)];
         let end = names
             .database()
             .write(move |db| Ok(db.execute(end, ended)?));

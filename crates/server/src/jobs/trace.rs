@@ -3,23 +3,19 @@
 //! The state of nodes at the start of a job is stored with the job, since histories and network links change until the export. All other
 //! data is read from the tables of jobs and lineage.
 
-use super::spec::{SPEC, StoredOrigin, StoredShare, StoredTask};
-use super::store::parse;
-use super::{SubmittedJob, store, view};
-use crate::names::{Fault, parts};
-use prost::Message;
-use rusqlite::{Connection, OptionalExtension as _, params};
+use super::{SubmittedJob, store};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_meta::jobs::spec::{StoredOrigin, StoredShare};
+use tidemill_meta::jobs::{node_statuses, view};
+use tidemill_meta::lineage::original_ns;
+use tidemill_meta::{Connection, Fault, parts};
 use tidemill_model::event::{JobSpec, Origin};
-use tidemill_model::id::{JobId, NodeId, ObjectId, TaskId};
+use tidemill_model::id::{JobId, NodeId, ObjectId};
 use tidemill_model::layout::{Layout, Part};
 use tidemill_model::time::Time;
 use tidemill_sched::dispatch::{Dispatcher, NodeStatus};
 use tidemill_wire::convert::role_name;
 use tidemill_wire::v1;
-
-/// Maximum number of reused results that are followed from a task to the original run.
-const REUSED_MAX: usize = 64;
 
 /// Returns the nodes that are up at the start of a job, with their histories of the job's kernels and all other state that the job's policy
 /// uses.
@@ -102,17 +98,6 @@ fn count(labels: usize) -> u32 {
     u32::try_from(labels).unwrap_or(u32::MAX)
 }
 
-/// Stores the nodes that [`nodes`] returned.
-pub(crate) fn keep(db: &Connection, job: JobId, nodes: &[v1::Node]) -> Result<(), Fault> {
-    let sql = "INSERT OR REPLACE INTO job_node(job, node, status) VALUES (?1, ?2, ?3)";
-    let mut insert = db.prepare_cached(sql)?;
-    for node in nodes {
-        let row = params![job.0.cast_signed(), node.node, node.encode_to_vec()];
-        insert.execute(row)?;
-    }
-    Ok(())
-}
-
 /// Returns the trace of a job; `job` has no tasks yet.
 pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, Fault> {
     job.tasks = view::tasks(db, job.job, -1)?.0;
@@ -123,18 +108,12 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
     }
     // The last decision about a task is the decision of its last try.
     let sent: BTreeMap<u64, i64> = decisions.iter().map(|one| (one.task, one.at)).collect();
-    let resolved = store::resolved_inputs(db, JobId(job.job))?;
+    let resolved = tidemill_meta::jobs::awaited::resolved_inputs(db, JobId(job.job))?;
     let mut files = BTreeMap::new();
     let mut tasks = Vec::with_capacity(job.tasks.len());
-    let mut statement =
-        db.prepare_cached("SELECT task, spec FROM task WHERE job = ?1 ORDER BY task")?;
-    let mut rows = statement.query([job.job.cast_signed()])?;
-    while let Some(row) = rows.next()? {
-        let id = row.get::<_, i64>(0)?.cast_unsigned();
-        let text: String = row.get(1)?;
-        let stored: StoredTask = parse(&text, SPEC, id)?;
+    for (id, stored) in view::specs(db, job.job)? {
         let code = stored.inputs.iter().find(|one| one.name == stored.kernel);
-        let sizes = store::outputs(&stored, &store::files(db, TaskId(id))?);
+        let sizes = store::outputs(&stored, &tidemill_meta::jobs::data::output_files(db, id)?);
         tasks.push(v1::TracedTask {
             needs: Some(v1::Needs::from(&stored.needs())),
             kernel_path: code.map_or_else(String::new, |code| code.path.clone()),
@@ -144,9 +123,12 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
                 StoredShare::All | StoredShare::Instance | StoredShare::Merge => stored.kernel_kind,
             },
             pinned: stored.node,
-            sent: sent.get(&id).copied().unwrap_or(0),
+            sent: sent.get(&id.0).copied().unwrap_or(0),
             output_sizes: sizes.iter().map(|placed| placed.size).collect(),
-            run_ns: cached_ns(db, job.tasks.get(tasks.len()))?,
+            run_ns: match job.tasks.get(tasks.len()) {
+                Some(task) => original_ns(db, task.reused_task)?,
+                None => 0,
+            },
         });
         for input in stored.inputs {
             let (size, node, object) = match input.origin {
@@ -172,7 +154,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         }
     }
     Ok(v1::JobTrace {
-        nodes: kept(db, job.job)?,
+        nodes: node_statuses::of_job(db, JobId(job.job))?,
         job: Some(job),
         files: files.into_values().collect(),
         tasks,
@@ -200,36 +182,3 @@ pub(super) fn layout(db: &Connection, object: u64) -> Result<Option<v1::Layout>,
 
 /// Kernel kind of a task that runs on no node because its task instances run in its place.
 pub(super) const JOIN: &str = "builtin";
-
-/// Returns the duration of the run that made a task's reused result; 0 if the task ran itself or the duration is unknown.
-pub(super) fn cached_ns(db: &Connection, task: Option<&v1::Task>) -> Result<u64, Fault> {
-    let mut next = task.map_or(0, |task| task.reused_task);
-    let sql = "SELECT reused, end - kernel_start FROM task WHERE task = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let mut ran = 0;
-    for _ in 0..REUSED_MAX {
-        if next == 0 {
-            break;
-        }
-        let row = |row: &rusqlite::Row<'_>| Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?));
-        let Some((before, ns)) = statement.query_row([next.cast_signed()], row).optional()? else {
-            return Ok(0);
-        };
-        next = before.cast_unsigned();
-        ran = u64::try_from(ns).unwrap_or(0);
-    }
-    Ok(ran)
-}
-
-fn kept(db: &Connection, job: u64) -> Result<Vec<v1::Node>, Fault> {
-    let sql = "SELECT status FROM job_node WHERE job = ?1 ORDER BY node";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([job.cast_signed()], |row| row.get::<_, Vec<u8>>(0))?;
-    let mut nodes = Vec::new();
-    for row in rows {
-        let status = v1::Node::decode(row?.as_slice())
-            .map_err(|error| Fault::Corrupt(format!("nodes of job {job}: {error}")))?;
-        nodes.push(status);
-    }
-    Ok(nodes)
-}

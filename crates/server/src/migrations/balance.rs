@@ -1,12 +1,11 @@
 //! Rebalancing: files migrate from full nodes to empty nodes. This module selects files among the versions that exist at the time of the
-//! request, and writes the table `migration`. Next: `server/src/replicas.rs`, which executes the migrations.
+//! request, and requests their migrations. Next: `server/src/replicas.rs`, which decides about the replicas.
 
-use crate::names::Fault;
-use crate::names::burst;
-use crate::names::replicas::{CURRENT, REBALANCE, look_again, migrates_at};
-use crate::names::shared::NamesShared;
-use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
+use tidemill_meta::placement::migrations::{self, Movable};
+use tidemill_meta::placement::replicas;
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::{Connection, Fault};
 use tidemill_model::id::NodeId;
 use tidemill_model::replicas::OnlineNode;
 use tidemill_sched::balance::{BalancePlan, NodeFill};
@@ -18,7 +17,7 @@ const MIGRATIONS_MAX: usize = 16_384;
 /// Planned migration of one replica of an object.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PlannedMove {
-    object: i64,
+    object: u64,
     source: u32,
     target: u32,
 }
@@ -34,7 +33,7 @@ pub(crate) struct Rebalance {
 impl Rebalance {
     /// Plans migrations after which all nodes are equally full, within `within` percent.
     pub(crate) fn plan(db: &Connection, sites: &[OnlineNode], within: u32) -> Result<Self, Fault> {
-        let held = held(db)?;
+        let held = replicas::bytes_of_nodes(db)?;
         let takes = sites
             .iter()
             .filter(|site| site.takes && !site.memory && !site.burst && !site.backend);
@@ -47,31 +46,24 @@ impl Rebalance {
         let fills: Vec<NodeFill> = fills.collect();
         let mut plan = BalancePlan::new(&fills, within);
         let (mut migrations, mut flows) = (Vec::new(), BTreeMap::new());
-        let sql = "SELECT object, node, size FROM held WHERE removed = 0 AND size > 0 AND node >= 0 \
-                   AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = held.object) ORDER BY object";
-        let mut statement = db.prepare_cached(sql)?;
-        let mut others = db.prepare_cached("SELECT node FROM replica WHERE object = ?1")?;
-        let mut rows = statement.query([])?;
-        while let Some(row) = rows.next()? {
+        migrations::each_movable(db, |movable: Movable| {
             if plan.is_done() {
-                break;
+                return false;
             }
-            let (object, source, size): (i64, u32, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            let others = others.query_map([object], |row| row.get(0).map(NodeId))?;
-            let others = others.collect::<Result<Vec<_>, _>>()?;
-            let size = size.cast_unsigned();
-            let Some(NodeId(target)) = plan.take(NodeId(source), size, &others) else {
-                continue;
-            };
-            migrations.push(PlannedMove {
-                object,
-                source,
-                target,
-            });
-            let (files, bytes) = flows.entry((source, target)).or_insert((0, 0));
-            *files += 1;
-            *bytes += size;
-        }
+            let (source, size) = (movable.first, movable.size);
+            let others: Vec<NodeId> = movable.others.into_iter().map(NodeId).collect();
+            if let Some(NodeId(target)) = plan.take(NodeId(source), size, &others) {
+                migrations.push(PlannedMove {
+                    object: movable.object,
+                    source,
+                    target,
+                });
+                let (files, bytes) = flows.entry((source, target)).or_insert((0, 0));
+                *files += 1;
+                *bytes += size;
+            }
+            true
+        })?;
         Ok(Self {
             fills,
             migrations,
@@ -107,50 +99,15 @@ impl Rebalance {
     }
 }
 
-/// Returns the total size of versions on each node, with all replicas, in bytes.
-fn held(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
-    let bytes = burst::sum_of("size");
-    let sql = format!(
-        "SELECT node, {bytes} FROM (\
-         SELECT node, size FROM held WHERE removed = 0 AND node >= 0 \
-         UNION ALL SELECT replica.node, held.size FROM replica \
-         CROSS JOIN held ON held.object = replica.object) GROUP BY node"
-    );
-    let mut statement = db.prepare_cached(&sql)?;
-    let rows = statement.query_map([], |row| {
-        Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
-    })?;
-    Ok(rows.collect::<Result<_, _>>()?)
-}
-
 /// Writes planned migrations to the database. Objects that were deleted or moved since the plan was made are left out.
 pub(crate) fn keep(
     db: &Connection,
     shared: &NamesShared,
-    migrations: &[PlannedMove],
+    planned: &[PlannedMove],
     now: i64,
 ) -> Result<(), Fault> {
     shared.leaving.set_moving();
-    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held \
-               WHERE object = ?1 AND removed = 0 AND node = ?2 \
-               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?3 AND state = ?5)";
-    let mut insert = db.prepare_cached(sql)?;
-    for one in migrations {
-        let row = params![one.object, one.source, one.target, REBALANCE, CURRENT];
-        if insert.execute(row)? > 0 {
-            migrates_at(db, one.object, now)?;
-        }
-    }
-    Ok(())
-}
-
-/// Cancels all migrations of rebalances that have not been executed.
-pub(crate) fn cancel(db: &Connection) -> Result<(), Fault> {
-    let sql = "DELETE FROM migration WHERE why = ?1 RETURNING object";
-    let mut statement = db.prepare_cached(sql)?;
-    let objects = statement.query_map([REBALANCE], |row| row.get::<_, i64>(0))?;
-    for object in objects.collect::<Result<Vec<_>, _>>()? {
-        look_again(db, object.cast_unsigned(), 0)?;
-    }
-    Ok(())
+    planned
+        .iter()
+        .try_for_each(|one| migrations::rebalance(db, one.object, (one.source, one.target), now))
 }

@@ -1,14 +1,11 @@
-//! Migrations of files that their owners request. This module writes the table `migration`. Next: `server/src/replicas.rs`, which creates
-//! and removes the replicas.
+//! Migrations of files that their owners request. Next: `server/src/replicas.rs`, which decides about the replicas.
 
 use super::{NodeProperties, NodeRefusal};
-use crate::names::Fault;
-use crate::names::parts;
-use crate::names::replicas::{self, CURRENT, DRAIN, MOVE};
-use crate::names::reservations;
-use crate::names::transaction::Tx;
-use crate::names::vnode::InodeRecord;
-use rusqlite::{OptionalExtension, params};
+use tidemill_meta::placement::migrations::{self, Reason};
+use tidemill_meta::placement::{replicas, reservations, under_replicated};
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::vnode::InodeRecord;
+use tidemill_meta::{Fault, parts, version};
 use tidemill_model::id::ObjectId;
 use tidemill_model::layout::Part;
 use tidemill_model::layout::RESERVE_BYTES;
@@ -64,7 +61,7 @@ pub(crate) fn to(
             moving.len(),
             targets.iter().map(|one| one.bytes).sum::<u64>(),
         );
-        let has = |object, node| has(tx, object, node);
+        let has = |object, node| replicas::is_current(tx.db, object, node);
         moving.extend(spread(&objects, &mut targets, has)?);
         if moving.len() == count {
             reply.there += 1;
@@ -86,7 +83,7 @@ pub(crate) fn to(
     }
     tx.shared.leaving.set_moving();
     for (object, first, target) in moving {
-        put(tx, object, (first, target))?;
+        migrations::move_first(tx.db, object, (first, target), tx.now)?;
     }
     Ok(Ok(reply))
 }
@@ -153,7 +150,7 @@ pub(crate) fn stage_out(
     };
     for file in files {
         reply.files += 1;
-        if request.until != 0 && sealed_at(tx, file.object)? > request.until {
+        if request.until != 0 && version::sealed_at(tx.db, file.object)? > request.until {
             continue;
         }
         let objects = objects_of(tx, &file)?;
@@ -165,18 +162,10 @@ pub(crate) fn stage_out(
         tx.stage_out_now(&objects, request.evict, &mut reply)?;
         // The request waits for these objects, whatever time the clock has shown since.
         if reply.objects > before {
-            reply.until = reply.until.max(sealed_at(tx, file.object)?);
+            reply.until = reply.until.max(version::sealed_at(tx.db, file.object)?);
         }
     }
     Ok(Ok(reply))
-}
-
-/// Returns the time at which a version was sealed, by the server's clock; 0 if there is none.
-fn sealed_at(tx: &Tx<'_>, object: u64) -> Result<i64, Fault> {
-    let sql = "SELECT sealed_at FROM version WHERE object = ?1";
-    let mut statement = tx.db.prepare_cached(sql)?;
-    let found = statement.query_row([object.cast_signed()], |row| row.get(0));
-    Ok(found.optional()?.unwrap_or(0))
 }
 
 /// Requests replicas of the stored objects of a file, or of all files below a directory, on a node of the burst tier.
@@ -385,27 +374,6 @@ fn takes<'a>(
     site.ok_or(NodeRefusal::Down(node))
 }
 
-/// Whether a node has a replica of an object other than the first replica.
-fn has(tx: &Tx<'_>, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
-    let mut statement = tx.db.prepare_cached(sql)?;
-    Ok(statement.exists(params![object.cast_signed(), node, CURRENT])?)
-}
-
-/// Requests that the first replica of an object migrates to another node. The request to leave a draining node remains, and other
-/// migrations of the object are cancelled.
-pub(crate) fn put(tx: &Tx<'_>, object: u64, (first, target): (u32, u32)) -> Result<(), Fault> {
-    let id = object.cast_signed();
-    let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
-    tx.db.prepare_cached(sql)?.execute(params![id, DRAIN])?;
-    let sql = "INSERT INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1 \
-               ON CONFLICT DO UPDATE SET target = ?3";
-    tx.db
-        .prepare_cached(sql)?
-        .execute(params![id, first, target, MOVE])?;
-    replicas::migrates_at(tx.db, id, tx.now)
-}
-
 /// Cancels the requested migrations of files at a path that have not started.
 pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     let files = below(tx, tx.resolve(path, true)?, Whose::Own)?.unwrap_or_default();
@@ -413,10 +381,8 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     for file in files {
         let mut bytes = None;
         for one in objects_of(tx, &file)? {
-            let sql = "DELETE FROM migration WHERE object = ?1 AND why = ?2";
-            let row = params![one.object.cast_signed(), MOVE];
-            if tx.db.prepare_cached(sql)?.execute(row)? > 0 {
-                replicas::look_again(tx.db, one.object, tx.now)?;
+            if migrations::cancel(tx.db, one.object, Reason::Move)? {
+                under_replicated::look_again(tx.db, one.object, tx.now)?;
                 bytes = Some(bytes.unwrap_or(0) + one.size);
             }
         }

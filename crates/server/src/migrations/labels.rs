@@ -1,26 +1,12 @@
 //! List of the labels that belong to no job: maintenance work of the cluster, with its reasons. This module only reads.
 
-use crate::jobs::outbox;
-use crate::names::Fault;
-use crate::names::burst;
-use crate::names::replicas::{DRAIN, EVICT, MOVE, STAGE_IN};
-use rusqlite::{Connection, OptionalExtension, params};
 use std::collections::BTreeSet;
+use tidemill_meta::jobs::outbox;
+use tidemill_meta::placement::{corruption, lost_nodes, migrations, replicas, under_replicated};
+use tidemill_meta::{Connection, Fault, version};
 use tidemill_model::id::{LabelId, ObjectId};
 use tidemill_model::label::Operation;
-use tidemill_model::replicas::REPLICAS_MAX;
 use tidemill_wire::v1;
-
-/// Returns the readable word for the reason of a migration.
-fn word(why: i64) -> &'static str {
-    match why {
-        DRAIN => "drain",
-        MOVE => "move",
-        EVICT => "evict",
-        STAGE_IN => "stage-in",
-        _ => "rebalance",
-    }
-}
 
 /// Returns the labels without a job that are queued or running. `removed` contains nodes that no longer belong to the cluster.
 pub(crate) fn list(
@@ -31,12 +17,10 @@ pub(crate) fn list(
     let mut maintenance_tasks = Vec::new();
     for (node, label) in outbox::maintenance_tasks(db)? {
         let id = label.id;
-        let sql = "SELECT at FROM label WHERE label = ?1";
-        let mut at = db.prepare_cached(sql)?;
         let mut maintenance_task = v1::MaintenanceTask {
             label: id.0,
             node: node.0,
-            at: at.query_row([id.0.cast_signed()], |row| row.get(0))?,
+            at: outbox::stored_at(db, id)?,
             running: running.contains(&id),
             ..v1::MaintenanceTask::default()
         };
@@ -76,7 +60,7 @@ fn of_many(
     let mut first_lives = false;
     maintenance_task.objects = objects.len() as u64;
     for (index, object) in objects.iter().enumerate() {
-        let (path, size, lives) = version(db, object.0)?;
+        let (path, size, lives) = version::summary(db, object.0)?;
         if index == 0 {
             (maintenance_task.object, maintenance_task.path, first_lives) = (object.0, path, lives);
         }
@@ -85,64 +69,30 @@ fn of_many(
     Ok(first_lives)
 }
 
-/// Returns the path and size of a version, and whether the version is still the current version of its file.
-fn version(db: &Connection, object: u64) -> Result<(Vec<u8>, u64, bool), Fault> {
-    let sql = "SELECT path, size, removed FROM held WHERE object = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let found = statement.query_row([object.cast_signed()], |row| {
-        let size = row.get::<_, i64>(1)?.cast_unsigned();
-        Ok((row.get(0)?, size, !row.get::<_, bool>(2)?))
-    });
-    Ok(found.optional()?.unwrap_or_default())
-}
-
 fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<String, Fault> {
-    let sql = "SELECT why FROM migration WHERE object = ?1 LIMIT 1";
-    let mut statement = db.prepare_cached(sql)?;
-    let why = statement.query_row([object.cast_signed()], |row| row.get(0));
-    if let Some(why) = why.optional()? {
-        return Ok(word(why).into());
+    if let Some(why) = migrations::reason(db, object)? {
+        return Ok(why.into());
     }
-    if !crate::corruption::of(db, object)?.is_empty() {
+    if !corruption::of(db, object)?.is_empty() {
         return Ok("corruption".into());
     }
-    let sql =
-        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM replica WHERE object = ?1";
-    let mut statement = db.prepare_cached(sql)?;
-    let holders = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
-    let sql = "SELECT 1 FROM lost WHERE node = ?1 AND back = 0";
-    let mut lost = db.prepare_cached(sql)?;
-    for holder in holders {
-        let holder = holder?;
-        if removed.contains(&holder) || lost.exists([holder])? {
-            return Ok("repair".into());
-        }
-    }
-    Ok("replicas".into())
+    let lost = lost_nodes::lost(db)?;
+    let mut holders = replicas::nodes_of(db, object)?.into_iter();
+    let repairs = holders.any(|holder| removed.contains(&holder) || lost.contains(&holder));
+    Ok(if repairs { "repair" } else { "replicas" }.into())
 }
 
 /// Returns the files for which labels still have to be created.
 pub(crate) fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
     let mut pending = Vec::new();
-    let sql = "SELECT count(*) FROM short WHERE has < ?1";
-    let short: i64 = db.query_row(sql, params![REPLICAS_MAX], |row| row.get(0))?;
-    if short > 0 {
+    let files = under_replicated::lacking(db)?;
+    if files > 0 {
         pending.push(v1::Pending {
             why: "replicas".into(),
-            files: short.cast_unsigned(),
+            files,
             bytes: 0,
         });
     }
-    let bytes = burst::sum_of("size");
-    let sql = format!("SELECT why, count(*), {bytes} FROM migration GROUP BY why ORDER BY why");
-    let mut statement = db.prepare_cached(&sql)?;
-    let rows = statement.query_map([], |row| {
-        Ok(v1::Pending {
-            why: word(row.get(0)?).into(),
-            files: row.get::<_, i64>(1)?.cast_unsigned(),
-            bytes: row.get::<_, i64>(2)?.cast_unsigned(),
-        })
-    })?;
-    pending.extend(rows.collect::<Result<Vec<_>, _>>()?);
+    pending.extend(migrations::pending(db)?);
     Ok(pending)
 }

@@ -1,19 +1,18 @@
 //! Reservations of space in the burst tier. This module creates, lists and ends reservations in the database. Next:
-//! [`crate::names::reservations`], which applies the reservations to new versions.
+//! [`tidemill_meta::placement::reservations`], which applies the reservations to new versions.
 
 use super::{NodeProperties, NodeRefusal};
 use crate::clock;
-use crate::names::burst;
-use crate::names::ids;
-use crate::names::reservations::{self, ActiveReservation};
-use crate::names::transaction::Tx;
-use crate::names::vnode::{InodeRecord, SEARCH, WRITE};
-use crate::names::{Caller, Fault, SqliteNames};
-use rusqlite::params;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_meta::placement::burst;
+use tidemill_meta::placement::reservations::{self, ActiveReservation};
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::vnode::{InodeRecord, SEARCH, WRITE};
+use tidemill_meta::{Caller, Connection, Fault, SqliteNames};
 use tidemill_model::layout::RESERVE_BYTES;
 use tidemill_model::replicas::OnlineNode;
+use tidemill_sched::reservation::SpaceReservation;
 use tidemill_wire::v1;
 
 /// Maximum number of reservations, since the server reads all of them for each new file in the burst tier.
@@ -213,21 +212,21 @@ fn keep(
     (directory, site): (&InodeRecord, &OnlineNode),
     (asked, until): (&SpaceRequest<'_>, i64),
 ) -> Result<v1::SpaceReservation, Fault> {
-    let id = ids::reserve(tx.db, "reservation", 1)?;
-    let sql = "INSERT INTO space_reservation(reservation, ino, node, bytes, uid, bounded, since, until) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8)";
-    tx.db.execute(
-        sql,
-        params![
-            id.cast_signed(),
-            directory.ino.cast_signed(),
-            site.node.0,
-            asked.bytes.cast_signed(),
-            tx.caller.uid,
-            asked.bounded,
-            tx.now,
-            until
-        ],
-    )?;
+    let new = ActiveReservation {
+        id: 0,
+        ino: directory.ino,
+        node: site.node.0,
+        reservation: SpaceReservation {
+            bytes: asked.bytes,
+            used: 0,
+            open: 0,
+        },
+        uid: tx.caller.uid,
+        bounded: asked.bounded,
+        since: tx.now,
+        until,
+    };
+    let id = reservations::insert(tx.db, &new)?;
     tx.shared.bursts.set_reserved();
     tx.shared.leaving.set_moving();
     let made = reservations::all(tx.db, tx.now)?;
@@ -276,9 +275,7 @@ pub(crate) fn release(
     let mut released = Vec::new();
     for one in meant {
         released.push(message_of(tx, &one)?);
-        tx.db
-            .prepare_cached("DELETE FROM space_reservation WHERE reservation = ?1")?
-            .execute([one.id.cast_signed()])?;
+        reservations::release(tx.db, one.id)?;
     }
     if released.is_empty() {
         let called = match request.id {
@@ -295,13 +292,12 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
     loop {
         tokio::time::sleep(PERIOD).await;
         let now = clock::now_ns();
-        let over = |db: &rusqlite::Connection| {
-            let sql = "SELECT EXISTS (SELECT 1 FROM space_reservation WHERE until <= ?1)";
-            Ok(db.query_row(sql, [now], |row| row.get::<_, bool>(0))?)
-        };
-        let swept = match names.database().read(over) {
+        let over = names
+            .database()
+            .read(|db| reservations::any_expired(db, now));
+        let swept = match over {
             Ok(true) => {
-                let sweep = move |db: &rusqlite::Connection| reservations::sweep(db, now);
+                let sweep = move |db: &Connection| reservations::sweep(db, now);
                 names.database().write(sweep).await
             }
             Ok(false) => Ok(()),

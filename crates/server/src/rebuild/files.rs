@@ -1,17 +1,18 @@
 //! Files and directories of the recovered namespace: built from notes if notes exist, else from the objects themselves.
 
-use super::kept::{KeptObject, RecoveredNode};
+use super::kept::RecoveredNode;
 use super::parts::Gathered;
 use super::tree::RecoveredTree;
 use super::{LostFoundEntry, Rebuilt};
-use crate::names::Fault;
-use crate::names::replicas::CURRENT;
-use crate::names::vnode::{InodeRecord, NO_NODE};
-use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
+use tidemill_meta::node_database::KeptObject;
+use tidemill_meta::placement::{removals, replicas, under_replicated};
+use tidemill_meta::version::VersionRow;
+use tidemill_meta::vnode::{InodeRecord, NO_NODE};
+use tidemill_meta::{Connection, Fault, attribute};
 use tidemill_model::id::Inode;
 use tidemill_wire::v1::{Kind, NameNote, NamePlace};
 
@@ -65,14 +66,14 @@ impl<'a> RecoveredFiles<'a> {
         root_owner: (u32, u32),
     ) -> Self {
         let mut notes: BTreeMap<u64, &NameNote> = BTreeMap::new();
-        for note in all.iter().flat_map(|kept| &kept.notes) {
+        for note in all.iter().flat_map(|kept| &kept.records.notes) {
             let known = notes.entry(note.ino).or_insert(note);
             if note.change > known.change {
                 *known = note;
             }
         }
         let mut objects: BTreeMap<u64, Vec<&KeptObject>> = BTreeMap::new();
-        let kept = all.iter().flat_map(|kept| &kept.objects);
+        let kept = all.iter().flat_map(|kept| &kept.records.objects);
         let of_parts: BTreeSet<u64> = parts.values().flat_map(Gathered::objects).collect();
         let whole = |object: &&KeptObject| object.part.is_none() && !of_parts.contains(&object.id);
         let whole = kept.filter(whole);
@@ -373,15 +374,13 @@ impl<'a> RecoveredFiles<'a> {
             }
         }
         self.write_incomplete(db)?;
-        let sql = "INSERT INTO xattr VALUES (?1, ?2, ?3)";
-        let mut statement = db.prepare_cached(sql)?;
         for note in self
             .notes
             .values()
             .filter(|note| note.ino == Inode::ROOT.0 || paths.contains_key(&note.ino))
         {
             for xattr in &note.xattrs {
-                statement.execute(params![note.ino.cast_signed(), xattr.name, xattr.value])?;
+                attribute::set(db, note.ino, &xattr.name, &xattr.value)?;
             }
         }
         rebuilt.unnoted.sort();
@@ -398,22 +397,20 @@ fn put_version(
     (node, replicas): (i64, usize),
 ) -> Result<(), Fault> {
     let object = version.object;
-    let sql = "INSERT INTO version(object, ino, version, size, node, uid, sealed_at, task, path, removed, replicas) \
-               VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)";
-    db.prepare_cached(sql)?.execute(params![
-        object.id.cast_signed(),
-        version.ino.cast_signed(),
-        version.number.cast_signed(),
-        object.size.cast_signed(),
+    let row = VersionRow {
+        object: object.id,
+        ino: version.ino,
+        version: version.number,
+        size: object.size,
         node,
-        object.uid,
-        object.sealed_at.cast_signed(),
-        object.task.cast_signed(),
+        uid: object.uid,
+        sealed_at: object.sealed_at.cast_signed(),
+        task: object.task,
         path,
-        version.superseded,
-        i64::try_from(replicas).unwrap_or(1),
-    ])?;
-    Ok(())
+        removed: version.superseded,
+        replicas: u32::try_from(replicas).unwrap_or(1),
+    };
+    row.insert(db)
 }
 
 /// Writes a version of one object as [`put_version`] does. A version with a later version is queued for removal, as before the loss.
@@ -421,29 +418,25 @@ fn write_version(
     db: &Connection,
     version: &RecoveredVersion<'_>,
     path: &[u8],
-    (replicas, wanted): (&[u32], usize),
+    (others, wanted): (&[u32], usize),
 ) -> Result<(), Fault> {
     let object = version.object;
     put_version(db, version, path, (object.node.into(), wanted))?;
-    let nodes = std::iter::once(object.node).chain(replicas.iter().copied());
+    let nodes = std::iter::once(object.node).chain(others.iter().copied());
     if version.superseded {
-        let sql = "INSERT INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
-        let mut insert = db.prepare_cached(sql)?;
         let sealed_at = object.sealed_at.cast_signed();
         for node in nodes {
-            insert.execute(params![object.id.cast_signed(), node, sealed_at])?;
+            removals::queue(db, object.id, node.into(), sealed_at)?;
         }
         return Ok(());
     }
-    let mut insert = db.prepare_cached("INSERT INTO replica VALUES (?1, ?2, ?3)")?;
     for node in nodes.skip(1) {
-        insert.execute(params![object.id.cast_signed(), node, CURRENT])?;
+        replicas::insert(db, object.id, node)?;
     }
     // There may be more replicas than wanted because some are moving from one node to another.
-    if replicas.len() + 1 != wanted {
-        let has = i64::try_from(replicas.len() + 1).unwrap_or(1);
-        db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
-            .execute(params![object.id.cast_signed(), has])?;
+    if others.len() + 1 != wanted {
+        let has = i64::try_from(others.len() + 1).unwrap_or(1);
+        under_replicated::schedule(db, object.id, has, under_replicated::AT_ONCE)?;
     }
     Ok(())
 }

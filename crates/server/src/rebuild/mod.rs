@@ -11,18 +11,25 @@ mod parts;
 mod tree;
 
 use crate::clock;
-use crate::jobs::spec::StoredTask;
-use crate::jobs::store::state_number;
-use crate::names::{Fault, OpenError, schema};
-use crate::rules::noted;
 use crate::serve;
 use files::RecoveredFiles;
-use kept::{NodeTask, RecoveredNode};
-use rusqlite::{Connection, OptionalExtension as _, params};
+use kept::RecoveredNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use tidemill_meta::jobs::data::{self, TaskInput};
+use tidemill_meta::jobs::records::{self, EndedJob, EndedTask};
+use tidemill_meta::jobs::spec::StoredTask;
+use tidemill_meta::node_database::NodeTask;
+use tidemill_meta::placement::nodes;
+use tidemill_meta::rules::definitions;
+use tidemill_meta::{Connection, Fault, OpenError, ids, schema, settings, version};
 use tidemill_model::attribute::task as page;
+use tidemill_model::event::OutputSpec;
+use tidemill_model::id::{Inode, JobId, NodeId, ObjectId, TaskId};
+use tidemill_model::object::Placed;
 use tidemill_wire::v1::{NameNote, State};
+
+pub use tidemill_meta::node_database::NodeProblem;
 
 /// Number of ids left free after the largest id that a node knows. The gap exceeds the number of ids that clients can have reserved.
 const GAP: u64 = 1 << 32;
@@ -106,43 +113,6 @@ pub enum RecoverError {
     Write(#[from] Fault),
 }
 
-/// Reason why a node can't be used.
-#[derive(Debug, thiserror::Error)]
-pub enum NodeProblem {
-    /// The node has no database.
-    #[error("node.db is missing")]
-    NoDatabase,
-    /// The node was never part of a cluster.
-    #[error("this node was never part of a cluster")]
-    Unattached,
-    /// The node's database is a copy of a database in use, without its log.
-    #[error(
-        "this is a copy of the database of a running node, without its log (node.db-wal): the last writes are missing; give the node's directory, or a copy that `sqlite3 node.db '.backup COPY'` makes, or stop the node and copy node.db then"
-    )]
-    Behind,
-    /// The node belongs to another cluster.
-    #[error("this node belongs to another cluster than {0}")]
-    OtherCluster(PathBuf),
-    /// The node was given twice.
-    #[error("node {0} was given before")]
-    Twice(u32),
-    /// The node's database has the format of another release.
-    #[error("the tables of node.db have version {0}, which this release can't read")]
-    Version(i64),
-    /// A note of the server in the node's database can't be decoded.
-    #[error("a note about a name is corrupt: {0}")]
-    Note(#[from] prost::DecodeError),
-    /// SQLite returned an error.
-    #[error("node.db can't be read: {0}")]
-    Sqlite(#[from] rusqlite::Error),
-}
-
-impl From<rusqlite::Error> for RecoverError {
-    fn from(error: rusqlite::Error) -> Self {
-        Self::Write(error.into())
-    }
-}
-
 /// Creates `server.db` in a server's directory from the directories of nodes, or from copies of their `node.db`.
 ///
 /// Nodes may run during the recovery. All of the cluster's nodes should be given: the new database does not know the files of nodes that
@@ -159,8 +129,8 @@ pub fn rebuild(
     let all = nodes.iter().map(|path| kept::read(path));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
-    let removed = all.extract_if(.., |kept| kept.removed);
-    let removed: Vec<u32> = removed.map(|kept| kept.node).collect();
+    let removed = all.extract_if(.., |kept| kept.records.removed);
+    let removed: Vec<u32> = removed.map(|kept| kept.records.node).collect();
     if all.is_empty() {
         return Err(RecoverError::NoNodes);
     }
@@ -202,19 +172,15 @@ fn write(
     (all, removed): (&[RecoveredNode], &[u32]),
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RecoverError> {
-    let mut db = schema::open_writer(path)?;
-    let transaction = db.transaction()?;
-    let mut rebuilt = fill(&transaction, all, root_owner)?;
-    for node in removed {
-        let sql = "INSERT INTO removed VALUES (?1, ?2)";
-        transaction.execute(sql, params![node, clock::now_ns()])?;
-    }
-    rebuilt.absent.retain(|node| !removed.contains(node));
-    rebuilt.removed = removed.to_vec();
-    transaction.commit()?;
-    // Only the database file itself is moved to its place, so its log must be empty.
-    db.pragma_update(None, "journal_mode", "DELETE")?;
-    Ok(rebuilt)
+    schema::create_filled(path, |db| {
+        let mut rebuilt = fill(db, all, root_owner)?;
+        for node in removed {
+            nodes::insert_removed(db, *node, clock::now_ns())?;
+        }
+        rebuilt.absent.retain(|node| !removed.contains(node));
+        rebuilt.removed = removed.to_vec();
+        Ok(rebuilt)
+    })
 }
 
 fn fill(
@@ -222,19 +188,18 @@ fn fill(
     all: &[RecoveredNode],
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RecoverError> {
-    let first = &all[0];
-    let sql = "INSERT INTO setting VALUES ('key', ?1), ('cluster_id', ?2)";
-    db.execute(sql, params![first.key, first.cluster])?;
+    let first = &all[0].records;
+    settings::insert_identity(db, &first.key, &first.cluster)?;
     let gathered = parts::gather(all);
     let mut files = RecoveredFiles::new(all, &gathered, root_owner);
     files.noted();
     files.unnoted();
     let mut rebuilt = files.write(db)?;
     let notes = all.iter().flat_map(|kept| &kept.rules);
-    (rebuilt.rules, rebuilt.rules_left) = noted::bring_back(db, notes)?;
-    rebuilt.nodes = all.iter().map(|kept| kept.node).collect();
+    (rebuilt.rules, rebuilt.rules_left) = definitions::restore(db, notes)?;
+    rebuilt.nodes = all.iter().map(|kept| kept.records.node).collect();
     let mut tasks: BTreeMap<u64, &NodeTask> = BTreeMap::new();
-    for task in all.iter().flat_map(|kept| &kept.tasks) {
+    for task in all.iter().flat_map(|kept| &kept.records.tasks) {
         let known = tasks.entry(task.task).or_insert(task);
         let better = (task.done, task.number(page::END)) > (known.done, known.number(page::END));
         if better {
@@ -243,7 +208,7 @@ fn fill(
     }
     rebuilt.tasks = tasks.len();
     look_back(&mut rebuilt, all);
-    note(db, rebuilt.less)?;
+    settings::set_rebuilt(db, clock::now_ns(), rebuilt.less)?;
     put_jobs(db, &tasks)?;
     raise_counters(db, all, &tasks, files.tree.new_ino())?;
     Ok(rebuilt)
@@ -251,36 +216,12 @@ fn fill(
 
 /// Compares the recovered files with the objects of the nodes, and sets the counts of missing and unknown objects.
 fn look_back(rebuilt: &mut Rebuilt, all: &[RecoveredNode]) {
-    let known: usize = all.iter().map(|kept| kept.objects.len()).sum();
+    let known: usize = all.iter().map(|kept| kept.records.objects.len()).sum();
     rebuilt.unknown = all.iter().map(|kept| kept.unknown).sum();
-    let given: BTreeSet<u32> = all.iter().map(|kept| kept.node).collect();
+    let given: BTreeSet<u32> = all.iter().map(|kept| kept.records.node).collect();
     let last = given.last().copied().unwrap_or(0);
     rebuilt.absent = (0..last).filter(|node| !given.contains(node)).collect();
     rebuilt.less = !rebuilt.missing.is_empty() || rebuilt.unknown > known as u64;
-}
-
-/// Key in the table `setting` whose value has the time of the recovery, and whether the result was incomplete.
-const REBUILT: &str = "rebuilt";
-
-fn note(db: &Connection, less: bool) -> Result<(), Fault> {
-    let mut value = clock::now_ns().to_le_bytes().to_vec();
-    value.push(u8::from(less));
-    let sql = "INSERT OR REPLACE INTO setting VALUES (?1, ?2)";
-    db.execute(sql, params![REBUILT, value])?;
-    Ok(())
-}
-
-/// Returns the time at which the database was recovered, and whether the result was incomplete; `None` if it was never recovered.
-pub(crate) fn noted_at(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
-    let sql = "SELECT value FROM setting WHERE name = ?1";
-    let value: Option<Vec<u8>> = db.query_row(sql, [REBUILT], |row| row.get(0)).optional()?;
-    let at = |value: &[u8]| {
-        Some((
-            i64::from_le_bytes(*value.first_chunk()?),
-            value.last() == Some(&1),
-        ))
-    };
-    Ok(value.as_deref().and_then(at))
 }
 
 /// Inserts the jobs whose ended tasks are known, and those tasks with their inputs and outputs.
@@ -289,97 +230,98 @@ fn put_jobs(db: &Connection, tasks: &BTreeMap<u64, &NodeTask>) -> Result<(), Fau
     for task in tasks.values() {
         jobs.entry(task.job()).or_default().push(task);
     }
-    let sql = "INSERT INTO job(job, name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script) \
-               VALUES (?1, ?2, '', '', ?3, 0, '[]', NULL, ?4, ?5, ?6, '')";
-    let mut insert = db.prepare(sql)?;
     for (job, tasks) in &jobs {
         let first = tasks.iter().map(|task| task.number(page::START)).min();
         let last = tasks.iter().map(|task| task.number(page::END)).max();
         let done = tasks.iter().all(|task| task.done);
-        insert.execute(params![
-            job.cast_signed(),
-            format!("job {job}, rebuilt"),
-            tasks.first().map_or(0, |task| task.uid()),
-            state_number(if done { State::Done } else { State::Failed }),
-            first.unwrap_or(0).cast_signed(),
-            last.unwrap_or(0).cast_signed(),
-        ])?;
+        let ended = EndedJob {
+            job: JobId(*job),
+            name: format!("job {job}, rebuilt"),
+            uid: tasks.first().map_or(0, |task| task.uid()),
+            state: ended_state(done),
+            submitted: first.unwrap_or(0).cast_signed(),
+            ended: last.unwrap_or(0).cast_signed(),
+        };
+        records::insert_ended_job(db, &ended)?;
     }
-    for (changed, task) in (1_i64..).zip(tasks.values()) {
+    for (changed, task) in (1..).zip(tasks.values()) {
         put_task(db, task, changed)?;
     }
     Ok(())
 }
 
-fn put_task(db: &Connection, task: &NodeTask, changed: i64) -> Result<(), Fault> {
+fn ended_state(done: bool) -> State {
+    if done { State::Done } else { State::Failed }
+}
+
+fn put_task(db: &Connection, task: &NodeTask, changed: u64) -> Result<(), Fault> {
     let spec = StoredTask::ended(task.text(page::NAME), task.text(page::KERNEL), task.args());
-    let id = task.task.cast_signed();
-    let number = |number: u32| task.number(number).cast_signed();
-    let sql = "INSERT INTO task(task, job, spec, state, changed, tries, node, start, kernel_start, end, \
-               read_bytes, written_bytes, transferred_bytes, kernel_hash, error, stderr, stdout) \
-               VALUES (?1, ?2, ?3, ?4, ?5, 1, ?6, ?7, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15)";
-    db.prepare_cached(sql)?.execute(params![
-        id,
-        task.job().cast_signed(),
-        serde_json::to_string(&spec).unwrap_or_default(),
-        state_number(if task.done {
-            State::Done
-        } else {
-            State::Failed
-        }),
+    let ended = EndedTask {
+        task: TaskId(task.task),
+        job: JobId(task.job()),
+        spec: serde_json::to_string(&spec).unwrap_or_default(),
+        state: ended_state(task.done),
         changed,
-        task.node,
-        number(page::START),
-        number(page::END),
-        number(page::READ_BYTES),
-        number(page::WRITTEN_BYTES),
-        number(page::TRANSFERRED_BYTES),
-        task.text(page::KERNEL_HASH),
-        task.text(page::ERROR),
-        task.text(page::STDERR),
-        task.text(page::STDOUT),
-    ])?;
+        node: NodeId(task.node),
+        start: task.number(page::START).cast_signed(),
+        end: task.number(page::END).cast_signed(),
+        read_bytes: task.number(page::READ_BYTES),
+        written_bytes: task.number(page::WRITTEN_BYTES),
+        transferred_bytes: task.number(page::TRANSFERRED_BYTES),
+        kernel_hash: task.text(page::KERNEL_HASH),
+        error: task.text(page::ERROR),
+        stderr: task.text(page::STDERR),
+        stdout: task.text(page::STDOUT),
+    };
+    records::insert_ended_task(db, &ended)?;
     if !task.done {
         return Ok(());
     }
     let mut selections = task.selections().into_iter();
-    for (seq, object) in (0_u32..).zip(&task.inputs) {
-        let sql = "INSERT INTO task_input VALUES (?1, ?2, ?3, ?4, ?5)";
-        let (name, _) = name_of(db, *object)?;
-        let selection = selections.next().unwrap_or_default();
-        db.prepare_cached(sql)?
-            .execute(params![id, seq, name, object.cast_signed(), selection])?;
+    for (seq, &object) in (0..).zip(&task.inputs) {
+        let input = TaskInput {
+            name: &name_of(db, object)?.0,
+            object,
+            selection: &selections.next().unwrap_or_default(),
+        };
+        data::put_input(db, TaskId(task.task), seq, input)?;
     }
-    for (seq, object) in (0_u32..).zip(&task.outputs) {
-        let (name, file) = name_of(db, *object)?;
+    let output = |&object: &u64| {
+        let (name, file) = name_of(db, object)?;
         let (ino, size) = file.unwrap_or((0, 0));
-        let sql = "INSERT INTO task_output VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-        let row = params![id, seq, name, ino, object.cast_signed(), task.node, size];
-        db.prepare_cached(sql)?.execute(row)?;
-    }
-    Ok(())
+        let output = OutputSpec {
+            name,
+            path: String::new(),
+            part: false,
+            memory: false,
+            inode: Inode(ino),
+        };
+        let placed = Placed {
+            object: ObjectId(object),
+            node: NodeId(task.node),
+            size,
+        };
+        Ok((output, placed))
+    };
+    let outputs = task.outputs.iter().map(output);
+    let outputs = outputs.collect::<Result<Vec<_>, Fault>>()?;
+    data::put_outputs(db, TaskId(task.task), &outputs)
 }
 
 /// Returns the last component of an object's path, with the inode and size of its file. For an object of no known version, returns the id.
-fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(i64, i64)>), Fault> {
-    let found = db
-        .prepare_cached("SELECT path, ino, size FROM version WHERE object = ?1")?
-        .query_row([object.cast_signed()], |row| {
-            Ok((row.get::<_, Vec<u8>>(0)?, (row.get(1)?, row.get(2)?)))
-        })
-        .optional()?;
-    Ok(match found {
-        Some((path, file)) => {
+fn name_of(db: &Connection, object: u64) -> Result<(String, Option<(u64, u64)>), Fault> {
+    Ok(match version::file_of(db, object)? {
+        Some((path, ino, size)) => {
             let path = String::from_utf8_lossy(&path).into_owned();
             let name = path.rsplit('/').next().unwrap_or_default();
-            (name.to_owned(), Some(file))
+            (name.to_owned(), Some((ino, size)))
         }
         None => (format!("object {object}"), None),
     })
 }
 
 fn notes(kept: &RecoveredNode, of: fn(&NameNote) -> u64) -> u64 {
-    kept.notes.iter().map(of).max().unwrap_or(0)
+    kept.records.notes.iter().map(of).max().unwrap_or(0)
 }
 
 /// Raises the id counters above all ids in the nodes' databases, so that no id is assigned twice.
@@ -396,27 +338,26 @@ fn raise_counters(
         (
             "object",
             largest(|kept| {
-                let parts = kept.objects.iter().filter_map(|object| object.part);
+                let parts = kept.records.objects.iter().filter_map(|object| object.part);
                 let versions = parts.map(|part| part.version.0).max().unwrap_or(0);
-                kept.object_max.max(versions)
+                kept.records.object_max.max(versions)
             }),
         ),
-        ("label", largest(|kept| kept.label_max)),
+        ("label", largest(|kept| kept.records.label_max)),
         ("job", job),
         ("task", tasks.keys().next_back().copied().unwrap_or(0)),
         (
             "rule",
-            largest(|kept| kept.rules.iter().map(noted::number).max().unwrap_or(0)),
+            largest(|kept| {
+                kept.rules
+                    .iter()
+                    .map(definitions::number)
+                    .max()
+                    .unwrap_or(0)
+            }),
         ),
         ("session", 0),
         ("change", largest(|kept| notes(kept, |note| note.change))),
     ];
-    for (name, used) in used {
-        let next = (used + GAP).cast_signed();
-        db.execute(
-            "UPDATE counter SET next = ?2 WHERE name = ?1",
-            params![name, next],
-        )?;
-    }
-    Ok(())
+    ids::raise(db, &used.map(|(name, used)| (name, used + GAP)))
 }

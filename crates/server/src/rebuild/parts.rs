@@ -1,11 +1,12 @@
 //! Versions that consist of several objects, assembled from the nodes' data about each object.
 
-use super::kept::{KeptObject, RecoveredNode};
-use crate::names::Fault;
-use crate::names::replicas::CURRENT;
-use crate::names::vnode::NO_NODE;
-use rusqlite::{Connection, params};
+use super::kept::RecoveredNode;
 use std::collections::BTreeMap;
+use tidemill_meta::node_database::KeptObject;
+use tidemill_meta::parts::{self, PartRow};
+use tidemill_meta::placement::{removals, replicas, under_replicated};
+use tidemill_meta::vnode::NO_NODE;
+use tidemill_meta::{Connection, Fault};
 use tidemill_model::id::ObjectId;
 use tidemill_model::layout::{PartOf, StripedLayout};
 use tidemill_wire::v1::{Layout, NameNote};
@@ -39,7 +40,7 @@ pub(super) fn gather(all: &[RecoveredNode]) -> BTreeMap<u64, Gathered> {
             places.insert(part.object, part_of);
         }
     }
-    let objects = all.iter().flat_map(|kept| &kept.objects);
+    let objects = all.iter().flat_map(|kept| &kept.records.objects);
     let parts = objects.filter_map(|object| {
         if let Some(&part) = places.get(&object.id) {
             return Some((object, part));
@@ -97,7 +98,7 @@ pub(super) fn gather(all: &[RecoveredNode]) -> BTreeMap<u64, Gathered> {
 /// Returns the last note about each file that consists of several objects, with its layout, by the versions' own object ids.
 fn noted(all: &[RecoveredNode]) -> BTreeMap<u64, (&NameNote, &Layout)> {
     let mut found: BTreeMap<u64, (&NameNote, &Layout)> = BTreeMap::new();
-    let notes = all.iter().flat_map(|kept| &kept.notes);
+    let notes = all.iter().flat_map(|kept| &kept.records.notes);
     for (note, layout) in notes.filter_map(|note| Some((note, note.layout.as_ref()?))) {
         let known = found.entry(note.object).or_insert((note, layout));
         if note.change > known.0.change {
@@ -115,42 +116,31 @@ impl Gathered {
         superseded: bool,
         wanted: usize,
     ) -> Result<(), Fault> {
-        let version = self.version.id.cast_signed();
-        db.prepare_cached(
-            "INSERT INTO layout(object, unit, size, extents) VALUES (?1, ?2, ?3, ?4)",
-        )?
-        .execute(params![
-            version,
-            self.unit.cast_signed(),
-            self.version.size.cast_signed(),
-            self.extents,
-        ])?;
-        for (seq, (part, replicas)) in &self.parts {
-            let object = part.id.cast_signed();
-            db.prepare_cached("INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)")?
-                .execute(params![
-                    version,
-                    seq.cast_signed(),
-                    object,
-                    part.node,
-                    part.size.cast_signed()
-                ])?;
-            let mut insert = db.prepare_cached("INSERT INTO replica VALUES (?1, ?2, ?3)")?;
-            for node in replicas {
-                insert.execute(params![object, node, CURRENT])?;
+        let version = &self.version;
+        parts::insert_layout(db, version.id, self.unit, version.size)?;
+        if let Some(extents) = &self.extents {
+            parts::set_extents(db, version.id, version.size, extents)?;
+        }
+        for (index, (part, others)) in &self.parts {
+            let row = PartRow {
+                object: part.id,
+                node: part.node,
+                size: Some(part.size),
+            };
+            let index = u32::try_from(*index).unwrap_or(u32::MAX);
+            parts::insert_part(db, version.id, index, row)?;
+            for node in others {
+                replicas::insert(db, part.id, *node)?;
             }
-            let has = replicas.len() + 1;
+            let has = others.len() + 1;
             if has != wanted && !superseded {
                 let has = i64::try_from(has).unwrap_or(1);
-                db.prepare_cached("INSERT INTO short VALUES (?1, ?2, 0)")?
-                    .execute(params![object, has])?;
+                under_replicated::schedule(db, part.id, has, under_replicated::AT_ONCE)?;
             }
         }
         if superseded {
-            let sql = "INSERT INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
-            let sealed_at = self.version.sealed_at.cast_signed();
-            db.prepare_cached(sql)?
-                .execute(params![version, NO_NODE, sealed_at])?;
+            let sealed_at = version.sealed_at.cast_signed();
+            removals::queue(db, version.id, NO_NODE, sealed_at)?;
         }
         Ok(())
     }

@@ -1,9 +1,9 @@
 //! Names in the recovered namespace: from the server's note about an inode if it has a directory and name, else from the object's path.
 
-use crate::names::Fault;
-use crate::names::vnode::{InodeRecord, NO_NODE};
-use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_meta::tree::insert_entry;
+use tidemill_meta::vnode::{InodeRecord, NO_NODE};
+use tidemill_meta::{Connection, Fault};
 use tidemill_model::id::Inode;
 use tidemill_wire::v1::Kind;
 
@@ -262,9 +262,8 @@ impl RecoveredTree {
             }
             vnode.insert(db)?;
         }
-        let mut entry = db.prepare("INSERT INTO dirent VALUES (?1, ?2, ?3)")?;
         for ((parent, name), ino) in &self.entries {
-            entry.execute(params![parent.cast_signed(), name, ino.cast_signed()])?;
+            insert_entry(db, *parent, name, *ino)?;
         }
         Ok((directories - 1, files))
     }

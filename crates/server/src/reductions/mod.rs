@@ -13,8 +13,6 @@ pub(crate) use refused::ReductionRefusal;
 
 use crate::access::Peer;
 use crate::files::{FileRefusal as FilesRefused, FileService, VersionStream, path};
-use crate::names::Fault;
-use crate::names::read_pins::ReadVersion;
 use axum::body::Body;
 use axum::extract::State;
 use axum::http::uri::{Authority, Uri};
@@ -32,6 +30,8 @@ use tidemill_compute::array::{ArrayError, ArraySpec, Reduced};
 use tidemill_compute::work::{
     ArrayReduction, PIECES_MAX, SENT_BYTES_MAX, STORED_BYTES_MAX, StoredBytes,
 };
+use tidemill_meta::Fault;
+use tidemill_meta::read_pins::ReadVersion;
 use tidemill_model::display::line;
 use tidemill_model::layout::Layout;
 use tokio::sync::Semaphore;

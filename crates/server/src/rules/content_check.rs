@@ -1,19 +1,15 @@
 //! Checks the first bytes of versions before the versions trigger a rule, if the rule requires a type of content. Nodes deliver the bytes.
 
-use super::driver::{RuleRunner, without};
-use super::run_outcome::end;
-use super::selection::{RuleRun, TaskRuns};
-use super::{MatchState, StoredRule, store::one};
-use crate::clock;
+use super::driver::RuleRunner;
+use super::selection::TaskRuns;
 use crate::files::{SourceNodes, VersionStream};
 use crate::jobs::submit::layout;
-use crate::names::Fault;
 use futures_util::{StreamExt as _, stream};
-use rusqlite::Connection;
 use std::collections::BTreeMap;
 use tidemill_lang::rule::mime::HEAD_BYTES;
-use tidemill_model::id::{NodeId, ObjectId};
-use tidemill_model::object::Placed;
+use tidemill_meta::rules::StoredRule;
+use tidemill_meta::rules::runs::{MatchState, RuleRun};
+use tidemill_meta::{Fault, version};
 
 /// Number of versions that are read at the same time.
 const AT_ONCE: usize = 16;
@@ -44,20 +40,7 @@ impl RuleRunner {
             }
         }
         drop(heads);
-        let tasks = without(&tasks, |one| others.contains_key(&one.rule_run));
-        if !others.is_empty() {
-            let now = clock::now_ns();
-            let shared = self.names.shared().clone();
-            let write = move |db: &Connection| {
-                for (rule_run, why) in others {
-                    let before = (rule_run, MatchState::Queued);
-                    end(db, &shared.rules, before, MatchState::Other, (&why, now))?;
-                }
-                Ok(())
-            };
-            self.names.database().write(write).await?;
-        }
-        Ok(tasks)
+        self.end_queued(&tasks, others, MatchState::Other).await
     }
 
     /// Returns the first bytes of a version; `None` if the bytes can't be read now.
@@ -66,20 +49,9 @@ impl RuleRunner {
         nodes: &SourceNodes,
         rule_run: &RuleRun,
     ) -> Result<Option<Vec<u8>>, Fault> {
-        let object = rule_run.object;
         let found = self.names.database().read(|db| {
-            let sql = "SELECT size, node FROM version WHERE object = ?1";
-            let found = one(db, sql, [object.cast_signed()], |row| {
-                Ok((row.get::<_, i64>(0)?, row.get::<_, i64>(1)?))
-            })?;
-            Ok(found.map(|(size, node)| {
-                let placed = Placed {
-                    object: ObjectId(object),
-                    node: NodeId(u32::try_from(node).unwrap_or(0)),
-                    size: size.cast_unsigned(),
-                };
-                (placed.size, layout(db, placed))
-            }))
+            let placed = version::placed(db, rule_run.object)?;
+            Ok(placed.map(|placed| (placed.size, layout(db, placed))))
         })?;
         let Some((size, layout)) = found else {
             return Ok(None);

@@ -1,20 +1,15 @@
 //! Map tasks of hooks that wait for the end of a burst of writes. No map task starts in the first moment of a burst, since many bursts end
 //! within that moment ([`tidemill_model::processor_share`]). The delay applies only to files in the burst tier, and only to hooks.
 
-use super::{MatchState, Rules, StoredRule};
-use crate::names::Fault;
-use crate::names::shared::NamesShared;
-use rusqlite::{Connection, params};
 use std::collections::BTreeMap;
+use tidemill_meta::rules::{Rules, StoredRule, runs};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::{Connection, Fault, version};
 use tidemill_model::processor_share::begins;
 use tidemill_model::time::Time;
 
 /// Maximum number of waiting files of a hook that are counted.
-const COUNTED_MAX: i64 = 10_000;
-
-/// SQL expression for the node of the burst tier on which an object is being written or is stored.
-pub(super) const NODE: &str = "coalesce((SELECT node FROM writing WHERE writing.object = rule_run.object), \
-                                  (SELECT node FROM burst WHERE burst.object = rule_run.object))";
+const COUNTED_MAX: u32 = 10_000;
 
 /// Start times of the newest files that are being written on each node of the burst tier.
 #[derive(Debug, Default)]
@@ -33,21 +28,8 @@ impl Deferred {
         if !bursts.any() || bursts.limits().share == 0 || !hooks() {
             return Ok(Self::default());
         }
-        let sql = "SELECT node, max(started) FROM writing GROUP BY node";
-        let mut statement = db.prepare_cached(sql)?;
-        let rows = statement.query_map([], |row| {
-            let started = Time(row.get::<_, i64>(1)?.max(0).cast_unsigned());
-            Ok((u32::try_from(row.get::<_, i64>(0)?).ok(), started))
-        })?;
-        let mut newest = BTreeMap::new();
-        for row in rows {
-            if let (Some(node), started) = row?
-                && bursts.has(node)
-            {
-                newest.insert(node, started);
-            }
-        }
-        Ok(Self(newest))
+        let newest = version::newest_writes(db)?.into_iter();
+        Ok(Self(newest.filter(|(node, _)| bursts.has(*node)).collect()))
     }
 
     /// Whether any file is being written in the burst tier.
@@ -74,20 +56,9 @@ impl Deferred {
         if self.0.is_empty() || kept.rule.hook.is_none() {
             return Ok(0);
         }
-        let sql =
-            format!("SELECT {NODE}, queued FROM rule_run WHERE rule = ?1 AND state = ?2 LIMIT ?3");
-        let mut statement = db.prepare_cached(&sql)?;
-        let queued = MatchState::Queued.number();
-        let key = params![kept.id.cast_signed(), queued, COUNTED_MAX];
-        let rows = statement.query_map(key, |row| {
-            let node = row.get::<_, Option<i64>>(0)?;
-            Ok((node.and_then(|one| one.try_into().ok()), row.get(1)?))
-        })?;
-        let mut count = 0;
-        for row in rows {
-            count += u64::from(self.until(kept, row?, now).is_some());
-        }
-        Ok(count)
+        let queued = runs::queued_since(db, kept.id, COUNTED_MAX)?.into_iter();
+        let waiting = queued.filter(|since| self.until(kept, *since, now).is_some());
+        Ok(waiting.count() as u64)
     }
 
     /// Returns the number of files of all hooks that wait for the end of a burst.

@@ -1,29 +1,29 @@
-//! Turns queued rule runs into jobs, as long as the server runs. This module writes the tables of rules and sleeps until a rule run is
-//! queued or a job of a rule has ended. Next: `server/src/jobs`, whose driver runs the jobs.
+//! Turns queued rule runs into jobs, as long as the server runs. The driver sleeps until a rule run is queued or a job of a rule has ended.
+//! Next: `server/src/jobs`, whose driver runs the jobs.
 
 use super::deferred::Deferred;
-use super::run_outcome::{ABANDONED, end, in_vain, set_free, settle};
-use super::selection::{DriverStep, PickedJob, RuleRun, SelectionState, TaskRuns};
-use super::store::{self, one};
-use super::{MatchState, StoredRule, batches, markers, walk};
+use super::selection::{DriverStep, PickedJob, SelectionState, TaskRuns};
+use super::{batches, markers};
 use crate::access::aside;
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::files::{FileService, SourceNodes};
 use crate::jobs::mapper_jobs::ProgramMappers;
-use crate::jobs::output_paths::Links;
 use crate::jobs::submit::{JobRefusal, PinnedVersions, Submission, submit_given};
 use crate::jobs::{DriverMessage, SubmittedJob};
 use crate::lease_recall::LeaseRecalls;
-use crate::names::{Caller, Changed, Fault, SqliteNames, input_deletion};
 use parking_lot::Mutex;
-use rusqlite::{Connection, params};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_client::users;
 use tidemill_lang::rule::FillError;
+use tidemill_meta::jobs::output_paths::Links;
+use tidemill_meta::rules::runs::{self, ABANDONED, MatchState, RuleRun};
+use tidemill_meta::rules::{StoredRule, input_deletion, jobs, walks};
+use tidemill_meta::vnode::InodeRecord;
+use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::id::{JobId, ObjectId};
 use tokio::task::JoinSet;
 
@@ -164,7 +164,11 @@ impl RuleRunner {
             let now = clock::now_ns();
             if shared.rules.unsure() {
                 shared.rules.load(db)?;
-                if store::forget_deleted(db)? {
+                let mut more = false;
+                for rule in runs::removed_rules(db)? {
+                    more |= runs::forget(db, rule)?;
+                }
+                if more {
                     shared.rules.load_within(db)?;
                 }
             }
@@ -172,15 +176,15 @@ impl RuleRunner {
             if !shared.rules.any() {
                 return Ok((RuleAction::Wait(None), Vec::new(), Vec::new()));
             }
-            let more = settle(db, &shared.rules, now)? | walk::page(db, &shared, now)?;
+            let more = runs::settle(db, &shared.rules, now)? | walks::page(db, &shared, now)?;
             let (dropping, changes) = input_deletion::page(db, &shared, now)?;
             let more = more | dropping;
             let in_vain = match shared.rules.any_streaming()
                 || rules.iter().any(|kept| kept.rule.hook.is_some())
             {
                 true => {
-                    set_free(db, &shared.rules)?;
-                    in_vain(db)?
+                    runs::requeue_sealed(db, &shared.rules)?;
+                    jobs::in_vain(db)?
                 }
                 false => Vec::new(),
             };
@@ -211,8 +215,8 @@ impl RuleRunner {
 
     /// Deletes the rows of rule runs of removed rules.
     pub(super) async fn forget(&self) -> Result<(), Fault> {
-        for rule in self.names.database().read(store::deleted)? {
-            let forget = move |db: &Connection| store::forget(db, rule);
+        for rule in self.names.database().read(runs::removed_rules)? {
+            let forget = move |db: &Connection| runs::forget(db, rule);
             while self.names.database().write(forget).await? {}
         }
         self.names.shared().rules.wake();
@@ -242,7 +246,9 @@ impl RuleRunner {
                         // The job was refused because of a file that was deleted in the meantime. Such a rule run has not failed.
                         Ok(there) if count(&there) < count(&tasks) => todo.push(there),
                         Ok(there) => {
-                            let ended = self.failed(there.into_iter().flatten(), &reason).await;
+                            let failed = there.iter().flatten();
+                            let failed = failed.map(|one| (one.rule_run, reason.clone())).collect();
+                            let ended = self.end_queued(&there, failed, MatchState::Failed).await;
                             all_done &= ended.is_ok();
                         }
                         Err(_) => all_done = false,
@@ -262,28 +268,32 @@ impl RuleRunner {
         all_done
     }
 
-    async fn failed(
+    /// Ends queued rule runs for the given reasons, and returns the tasks without these rule runs.
+    pub(super) async fn end_queued(
         &self,
-        rule_runs: impl Iterator<Item = RuleRun>,
-        reason: &str,
-    ) -> Result<(), Fault> {
-        let rule_runs: Vec<u64> = rule_runs.map(|one| one.rule_run).collect();
-        let (reason, now) = (reason.to_owned(), clock::now_ns());
-        let shared = self.names.shared().clone();
+        tasks: &[TaskRuns],
+        ended: BTreeMap<u64, String>,
+        state: MatchState,
+    ) -> Result<Vec<TaskRuns>, Fault> {
+        let left = |task: &TaskRuns| {
+            let left = task.iter().filter(|one| !ended.contains_key(&one.rule_run));
+            left.cloned().collect::<TaskRuns>()
+        };
+        let left = tasks.iter().map(left).filter(|task| !task.is_empty());
+        let left = left.collect();
+        if ended.is_empty() {
+            return Ok(left);
+        }
+        let (shared, now) = (self.names.shared().clone(), clock::now_ns());
         let write = move |db: &Connection| {
-            for rule_run in rule_runs {
+            for (rule_run, why) in ended {
                 let before = (rule_run, MatchState::Queued);
-                end(
-                    db,
-                    &shared.rules,
-                    before,
-                    MatchState::Failed,
-                    (&reason, now),
-                )?;
+                runs::end(db, &shared.rules, before, state, (&why, now))?;
             }
             Ok(())
         };
-        self.names.database().write(write).await
+        self.names.database().write(write).await?;
+        Ok(left)
     }
 
     /// Records the rule runs whose files no longer exist as deleted, and returns the other rule runs.
@@ -292,26 +302,45 @@ impl RuleRunner {
             let mut deleted = BTreeMap::new();
             for rule_run in tasks.iter().flatten() {
                 if let Some(why) = why_deleted(db, rule_run)? {
-                    deleted.insert(rule_run.rule_run, why);
+                    deleted.insert(rule_run.rule_run, why.to_owned());
                 }
             }
             Ok(deleted)
         })?;
-        if deleted.is_empty() {
-            return Ok(tasks.to_vec());
-        }
-        let tasks = without(tasks, |one| deleted.contains_key(&one.rule_run));
-        let now = clock::now_ns();
-        let shared = self.names.shared().clone();
-        let write = move |db: &Connection| {
-            for (rule_run, why) in deleted {
-                let before = (rule_run, MatchState::Queued);
-                end(db, &shared.rules, before, MatchState::Deleted, (why, now))?;
-            }
-            Ok(())
+        self.end_queued(tasks, deleted, MatchState::Deleted).await
+    }
+
+    /// Submits a job of a rule, and passes the job to the driver. The writes of `also` are committed together with the job, or neither is
+    /// committed.
+    pub(super) async fn submit(
+        &self,
+        caller: &Caller,
+        (script, source): (String, String),
+        given: &PinnedVersions,
+        also: impl FnOnce(&Connection, &SubmittedJob) -> Result<(), Fault> + Send + 'static,
+    ) -> Result<(), JobRefusal> {
+        let submission = Submission {
+            caller: caller.clone(),
+            script,
+            source,
+            policy: String::new(),
+            replace: false,
+            strict: false,
+            no_cache: false,
+            bounded: false,
+            programs: ProgramMappers::Refused,
+            links: Links::Own,
         };
-        self.names.database().write(write).await?;
-        Ok(tasks)
+        let cluster = (&self.names, &self.lease_recalls, &self.cluster);
+        let submitted =
+            submit_given(cluster.0, cluster.1, cluster.2, (submission, given), also).await;
+        let (accepted, _) = submitted?;
+        // Other tasks run now, or the server ends: the job is stored.
+        tokio::task::yield_now().await;
+        let submitted = DriverMessage::Submitted(Box::new(accepted));
+        // The driver only stops when the server shuts down.
+        let _ = self.driver.send(submitted);
+        Ok(())
     }
 
     async fn try_trigger(
@@ -339,46 +368,15 @@ impl RuleRunner {
             tasks,
             left,
         } = plan;
-        let submission = Submission {
-            caller: caller.clone(),
-            script,
-            source: format!("rule {}@{}", kept.rule.name, kept.revision),
-            policy: String::new(),
-            replace: false,
-            strict: false,
-            no_cache: false,
-            bounded: false,
-            programs: ProgramMappers::Refused,
-            links: Links::Own,
-        };
+        let source = format!("rule {}@{}", kept.rule.name, kept.revision);
         let job = (kept.id, kept.revision);
         tokio::task::yield_now().await;
         let also = move |db: &Connection, accepted: &SubmittedJob| {
             begun(db, job, (&tasks, &tasks_named), accepted)
         };
-        let (names, lease_recalls) = (&self.names, &self.lease_recalls);
-        match submit_given(
-            names,
-            lease_recalls,
-            &self.cluster,
-            (submission, &given),
-            also,
-        )
-        .await
-        {
-            Ok((accepted, _)) => {
-                // Other tasks run now, or the server ends: the job is stored.
-                tokio::task::yield_now().await;
-                // The driver only stops when the server shuts down.
-                let _ = self
-                    .driver
-                    .send(DriverMessage::Submitted(Box::new(accepted)));
-                Ok(if left.is_empty() {
-                    JobAttempt::Done
-                } else {
-                    JobAttempt::Left(left)
-                })
-            }
+        match self.submit(caller, (script, source), &given, also).await {
+            Ok(()) if left.is_empty() => Ok(JobAttempt::Done),
+            Ok(()) => Ok(JobAttempt::Left(left)),
             Err(JobRefusal::Script(errors)) => Ok(JobAttempt::Refused(errors.join("; "))),
             Err(JobRefusal::Claimed(_)) => Ok(JobAttempt::Later),
             // A script of a rule has no submission id.
@@ -386,16 +384,6 @@ impl RuleRunner {
             Err(JobRefusal::Fault(fault)) => Err(fault),
         }
     }
-}
-
-/// Returns tasks without the files that a condition selects.
-pub(super) fn without(tasks: &[TaskRuns], deleted: impl Fn(&RuleRun) -> bool) -> Vec<TaskRuns> {
-    let here = |task: &TaskRuns| {
-        let here = task.iter().filter(|one| !deleted(one));
-        here.cloned().collect::<TaskRuns>()
-    };
-    let tasks = tasks.iter().map(here);
-    tasks.filter(|task| !task.is_empty()).collect()
 }
 
 /// Returns a user with the groups that this host knows, to act with the user's rights without a request of the user.
@@ -420,32 +408,19 @@ enum JobAttempt {
 
 /// Returns the reason why a version can't trigger a rule any more, or `None` if it still can.
 fn why_deleted(db: &Connection, rule_run: &RuleRun) -> Result<Option<&'static str>, Fault> {
-    let sql = "SELECT nlink FROM inode WHERE ino = ?1";
-    let nlink = one(db, sql, [rule_run.ino.cast_signed()], |row| {
-        row.get::<_, i64>(0)
-    })?;
-    if nlink.unwrap_or(0) == 0 {
+    let vnode = InodeRecord::find(db, rule_run.ino)?;
+    if vnode.is_none_or(|vnode| vnode.nlink == 0) {
         return Ok(Some("the file was removed before the rule run"));
     }
     if rule_run.node.is_some() {
         return Ok(None);
     }
     // This also holds for a failed rule run that is retried.
-    let sql = "SELECT 1 FROM version WHERE object = ?1 AND (removed = 0 \
-               OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1))";
-    let kept = one(db, sql, [rule_run.object.cast_signed()], |_| Ok(()))?;
-    Ok(match kept {
-        Some(()) => None,
-        None if was_sealed(db, rule_run)? => {
-            Some("the file has a later version, and this one is deleted")
-        }
+    Ok(match version::is_stored(db, rule_run.object)? {
+        Some(true) => None,
+        Some(false) => Some("the file has a later version, and this one is deleted"),
         None => Some(ABANDONED),
     })
-}
-
-fn was_sealed(db: &Connection, rule_run: &RuleRun) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM version WHERE object = ?1";
-    Ok(one(db, sql, [rule_run.object.cast_signed()], |_| Ok(()))?.is_some())
 }
 
 /// A job that is to be created for rule runs.
@@ -511,9 +486,7 @@ fn begun(
     (tasks, names): (&[TaskRuns], &[String]),
     accepted: &SubmittedJob,
 ) -> Result<(), Fault> {
-    let job = accepted.spec.job.0.cast_signed();
-    let sql = "UPDATE rule_run SET state = ?2, job = ?3, task = ?4, last = ?6 WHERE rule_run = ?1 AND state = ?5";
-    let mut update = db.prepare_cached(sql)?;
+    let job = accepted.spec.job.0;
     let mut specs = accepted.spec.tasks.iter().peekable();
     for (task, name) in tasks.iter().zip(names) {
         // The name belongs to one task, or to its task instances and the task that joins them.
@@ -527,26 +500,9 @@ fn begun(
             last = next.task;
         }
         for rule_run in task {
-            let changed = update.execute(params![
-                rule_run.rule_run.cast_signed(),
-                MatchState::Running.number(),
-                job,
-                spec.task.0.cast_signed(),
-                MatchState::Queued.number(),
-                last.0.cast_signed()
-            ])?;
-            if changed != 1 {
-                return Err(Fault::Stale(rule_run.object));
-            }
+            runs::begin(db, rule_run, job, (spec.task.0, last.0))?;
         }
     }
     let depth = tasks.iter().flatten().map(|one| one.depth).max();
-    let sql = "INSERT INTO rule_job(job, rule, revision, depth, open) VALUES (?1, ?2, ?3, ?4, 1)";
-    db.prepare_cached(sql)?.execute(params![
-        job,
-        rule.cast_signed(),
-        revision.cast_signed(),
-        depth.unwrap_or(0)
-    ])?;
-    Ok(())
+    jobs::add(db, job, (rule, revision), depth.unwrap_or(0))
 }

@@ -3,67 +3,16 @@
 //! directory are examined one after the other. The server therefore records the marker with the open batch, and closes the batch when all
 //! these files are queued.
 
-use super::StoredRule;
-use super::batches::{ENDING, OPEN, ends, files_written};
 use super::driver::RuleRunner;
-use super::store::one;
-use crate::names::Fault;
-use crate::names::shared::NamesShared;
-use crate::names::transaction::Tx;
-use crate::names::vnode::InodeRecord;
-use rusqlite::{Connection, params};
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidemill_lang::rule::hook::BatchEnd;
+use tidemill_meta::rules::{batches, walks};
+use tidemill_meta::shared::NamesShared;
+use tidemill_meta::{Connection, Fault};
 use tokio::task::JoinSet;
 
 /// Pause before another check whether a batch with a marker can be closed.
 const PAUSE: Duration = Duration::from_millis(100);
-
-impl Tx<'_> {
-    /// Checks whether a file is the marker of a hook's batch, and records the marker if it is.
-    pub(super) fn marks(
-        &self,
-        kept: &StoredRule,
-        vnode: &InodeRecord,
-        path: &str,
-    ) -> Result<(), Fault> {
-        let Some(BatchEnd::Marker(marker)) = ends(kept) else {
-            return Ok(());
-        };
-        let below = kept.rule.below(path);
-        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, vnode)? {
-            self.mark(kept.id)?;
-        }
-        Ok(())
-    }
-
-    /// Records with the open batch of a hook that the batch's marker was sealed.
-    pub(super) fn mark(&self, rule: u64) -> Result<(), Fault> {
-        let batch = self.open_batch(rule)?;
-        let sql = "UPDATE batch SET ended = ?3 WHERE rule = ?1 AND batch = ?2 AND ended = 0";
-        let key = params![rule.cast_signed(), batch, self.now.max(1)];
-        self.db.prepare_cached(sql)?.execute(key)?;
-        self.shared.rules.wake_for_marker();
-        Ok(())
-    }
-}
-
-/// Returns the number of a hook's open batch if the batch's marker was sealed, or `None`.
-pub(super) fn marked(db: &Connection, rule: u64) -> Result<Option<i64>, Fault> {
-    let sql =
-        "SELECT batch FROM batch WHERE state = ?2 AND state <= 2 AND rule = ?1 AND ended != 0";
-    one(db, sql, params![rule.cast_signed(), OPEN], |row| row.get(0))
-}
-
-/// Returns the hooks with an open batch whose marker was sealed.
-fn all_marked(db: &Connection) -> Result<Vec<u64>, Fault> {
-    let sql = "SELECT rule FROM batch WHERE state = ?1 AND state <= 2 AND ended != 0";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([OPEN], |row| row.get::<_, i64>(0))?;
-    let rules = rows.map(|rule| rule.map(i64::cast_unsigned));
-    Ok(rules.collect::<Result<_, _>>()?)
-}
 
 /// Closes batches whose marker was sealed, as long as the server runs.
 pub(super) async fn run(rule_runner: RuleRunner) {
@@ -71,7 +20,12 @@ pub(super) async fn run(rule_runner: RuleRunner) {
     let mut busy = BTreeSet::new();
     loop {
         // The query runs as a write, so that it follows the transaction that woke the task.
-        match rule_runner.names.database().write(all_marked).await {
+        match rule_runner
+            .names
+            .database()
+            .write(batches::marked_rules)
+            .await
+        {
             Ok(rules) => {
                 for rule in rules.into_iter().filter(|rule| busy.insert(*rule)) {
                     let rule_runner = rule_runner.clone();
@@ -100,7 +54,7 @@ pub(super) async fn run(rule_runner: RuleRunner) {
 
 /// Conditions that an open batch with a marker has to meet before it is closed.
 struct PendingMarker {
-    batch: i64,
+    batch: u64,
     /// Whether existing or moved files are still being examined for the rule.
     walks: bool,
     /// Matching files that are being written, or were closed and are not sealed yet.
@@ -114,31 +68,18 @@ fn before(
 ) -> Result<Option<PendingMarker>, Fault> {
     let rules = shared.rules.all();
     let kept = rules.iter().find(|kept| kept.id == rule);
-    let (Some(kept), Some(batch)) = (kept, marked(db, rule)?) else {
+    let (Some(kept), Some(open)) = (kept, batches::open(db, rule)?.filter(|open| open.marked))
+    else {
         return Ok(None);
     };
-    let sql = "SELECT 1 FROM rule_walk WHERE rule IN (0, ?1)";
-    let walks = db.prepare_cached(sql)?.exists([rule.cast_signed()])?;
-    let written = files_written(db, shared)?.into_iter();
+    let walks = walks::any(db, rule)?;
+    let written = batches::files_written(db, shared)?.into_iter();
     let written = written.filter(|(_, path)| kept.rule.matches(path));
     Ok(Some(PendingMarker {
-        batch,
+        batch: open.batch,
         walks,
         written: written.map(|(ino, _)| ino).collect(),
     }))
-}
-
-/// Closes a batch. A batch without files is deleted.
-fn end(db: &Connection, (rule, batch): (u64, i64)) -> Result<(), Fault> {
-    let key = params![rule.cast_signed(), batch, OPEN];
-    let sql = "DELETE FROM batch WHERE rule = ?1 AND batch = ?2 AND state = ?3 AND NOT EXISTS (SELECT 1 FROM rule_run \
-               WHERE rule_run.rule = ?1 AND rule_run.batch = ?2 AND rule_run.batch != 0)";
-    db.prepare_cached(sql)?.execute(key)?;
-    let sql =
-        "UPDATE batch SET state = ?4, ended = 0 WHERE rule = ?1 AND batch = ?2 AND state = ?3";
-    let key = params![rule.cast_signed(), batch, OPEN, ENDING];
-    db.prepare_cached(sql)?.execute(key)?;
-    Ok(())
 }
 
 impl RuleRunner {
@@ -171,11 +112,8 @@ impl RuleRunner {
         {
             return Ok(false);
         }
-        let id = (rule, before.batch);
-        self.names
-            .database()
-            .write(move |db: &Connection| end(db, id))
-            .await?;
+        let end = move |db: &Connection| batches::end_marked(db, rule, before.batch);
+        self.names.database().write(end).await?;
         self.names.shared().rules.wake();
         Ok(true)
     }

@@ -1,14 +1,13 @@
 //! Selection of the next rule run: fair among users, then among a user's rules, then among the users whose files match a rule. This module
 //! only reads the database.
 
-use super::StoredRule;
-use super::deferred::{self, Deferred};
-use super::store::one;
-use crate::names::Fault;
-use rusqlite::{Connection, params};
+use super::deferred::Deferred;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_lang::rule::FileGrouping;
+use tidemill_meta::rules::runs::{self, RuleRun};
+use tidemill_meta::rules::{StoredRule, jobs};
+use tidemill_meta::{Connection, Fault};
 
 /// Maximum number of files that one job of a rule processes.
 pub(super) const FILES_MAX: usize = 1000;
@@ -25,18 +24,6 @@ const LANES_MAX: usize = 100;
 /// Number of running jobs from which the next job waits until it has `FILES_MAX` files or [`GATHER_NS`] have passed.
 const JOBS_AT_ONCE: u32 = 4;
 const GATHER_NS: i64 = 100_000_000;
-
-/// A queued version that is to trigger a rule.
-#[derive(Clone, Debug)]
-pub(super) struct RuleRun {
-    pub(super) rule_run: u64,
-    pub(super) object: u64,
-    pub(super) ino: u64,
-    pub(super) path: String,
-    pub(super) depth: u32,
-    /// Node on which the version is still being written; `None` for a sealed version.
-    pub(super) node: Option<u32>,
-}
 
 /// Files that one task processes.
 pub(super) type TaskRuns = Vec<RuleRun>;
@@ -79,7 +66,10 @@ impl SelectionState {
         busy: &BTreeSet<u64>,
         (held, now): (&Deferred, i64),
     ) -> Result<DriverStep, Fault> {
-        let open = open_jobs(db)?;
+        let open = OpenJobs {
+            jobs: jobs::open(db)?,
+            tasks: runs::running_tasks(db)?,
+        };
         let mut wait = None;
         let mut order: Vec<&Arc<StoredRule>> = rules.iter().filter(|kept| !kept.paused).collect();
         let last = |kept: &StoredRule| {
@@ -140,22 +130,6 @@ impl OpenJobs {
     }
 }
 
-fn open_jobs(db: &Connection) -> Result<OpenJobs, Fault> {
-    let sql = "SELECT rule, uid, count(*) FROM rule_job JOIN job ON job.job = rule_job.job WHERE open = 1 \
-               GROUP BY rule, uid";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([], |row| {
-        let rule = row.get::<_, i64>(0)?.cast_unsigned();
-        Ok(((rule, row.get(1)?), row.get(2)?))
-    })?;
-    let jobs = rows.collect::<Result<_, _>>()?;
-    let sql = "SELECT uid, count(DISTINCT task) FROM rule_run WHERE state = 2 GROUP BY uid";
-    let mut statement = db.prepare_cached(sql)?;
-    let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
-    let tasks = rows.collect::<Result<_, _>>()?;
-    Ok(OpenJobs { jobs, tasks })
-}
-
 /// Work that is due, or the time at which work may be due, in nanoseconds since the Unix epoch.
 type DueWork<T> = Result<T, Option<i64>>;
 
@@ -170,7 +144,7 @@ fn of_rule(
     let mut wait: Option<i64> = None;
     let mut first = None;
     for _ in 0..LANES_MAX {
-        let Some((uid, queued)) = lane(db, kept.id, after)? else {
+        let Some((uid, queued)) = runs::next_user(db, kept.id, after)? else {
             break;
         };
         if first == Some(uid) {
@@ -187,18 +161,6 @@ fn of_rule(
         }
     }
     Ok(Err(wait))
-}
-
-/// Returns the next user with whose rights a rule is to run, and the time at which the first of that user's files was queued.
-fn lane(db: &Connection, rule: u64, after: Option<u32>) -> Result<Option<(u32, i64)>, Fault> {
-    let sql = "SELECT uid, queued FROM rule_run WHERE rule = ?1 AND state = 0 AND uid > ?2 \
-               ORDER BY uid, rule_run LIMIT 1";
-    let read = |row: &rusqlite::Row<'_>| Ok((row.get(0)?, row.get(1)?));
-    let after = after.map_or(-1, i64::from);
-    match one(db, sql, params![rule.cast_signed(), after], read)? {
-        None if after >= 0 => one(db, sql, params![rule.cast_signed(), -1], read),
-        found => Ok(found),
-    }
 }
 
 /// Returns the tasks of a rule's next job for one user, or the time at which tasks may be due.
@@ -253,44 +215,17 @@ fn queued_of(
     limit: usize,
     (held, now): (&Deferred, i64),
 ) -> Result<Result<Vec<RuleRun>, i64>, Fault> {
-    let sql = format!(
-        "SELECT rule_run, rule_run.object, rule_run.ino, path, depth, writing.node, {}, queued, batch FROM rule_run \
-         LEFT JOIN writing ON writing.object = rule_run.object WHERE rule = ?1 AND state = 0 AND rule_run.uid = ?2 \
-         ORDER BY rule_run LIMIT ?3",
-        deferred::NODE
-    );
-    let mut statement = db.prepare_cached(&sql)?;
-    let most = i64::try_from(limit.max(FILES_MAX)).unwrap_or(i64::MAX);
-    let node = |row: &rusqlite::Row<'_>, at| {
-        let node = row.get::<_, Option<i64>>(at)?;
-        Ok::<_, rusqlite::Error>(node.and_then(|one| one.try_into().ok()))
-    };
-    let rows = statement.query_map(params![kept.id.cast_signed(), uid, most], |row| {
-        let id = |at: usize| Ok::<_, rusqlite::Error>(row.get::<_, i64>(at)?.cast_unsigned());
-        let rule_run = RuleRun {
-            rule_run: id(0)?,
-            object: id(1)?,
-            ino: id(2)?,
-            path: row.get(3)?,
-            depth: row.get(4)?,
-            node: node(row, 5)?,
-        };
-        let since = (node(row, 6)?, row.get::<_, i64>(7)?);
-        Ok((rule_run, since, row.get::<_, i64>(8)?))
-    })?;
     let (mut rule_runs, mut first, mut of_batch) = (Vec::new(), None::<i64>, None);
-    for row in rows {
-        let (rule_run, since, batch) = row?;
-        match held.until(kept, since, now) {
+    runs::read_queued(db, (kept.id, uid), limit.max(FILES_MAX), |one| {
+        match held.until(kept, one.since, now) {
             Some(at) => first = first.into_iter().chain([at]).min(),
             // Files that are mapped together are reduced together.
-            None if kept.rule.batch.is_some() && *of_batch.get_or_insert(batch) != batch => {}
-            None => rule_runs.push(rule_run),
+            None if kept.rule.batch.is_some()
+                && *of_batch.get_or_insert(one.batch) != one.batch => {}
+            None => rule_runs.push(one),
         }
-        if rule_runs.len() == limit {
-            break;
-        }
-    }
+        rule_runs.len() < limit
+    })?;
     Ok(match first {
         Some(at) if rule_runs.is_empty() => Err(at),
         _ => Ok(rule_runs),

@@ -1,22 +1,28 @@
-//! gRPC service of rules. This module writes the tables of rules and wakes the driver in `server/src/rules/driver.rs`.
+//! gRPC service of rules. The service stores rules and wakes the driver in `server/src/rules/driver.rs`.
 
+use super::batches;
 use super::driver::RuleRunner;
-use super::{
-    MatchState, RULES_EACH_MAX, RULES_MAX, StoredRule, batches, check_users, directory, store, walk,
-};
 use crate::access::Access;
 use crate::attached;
 use crate::clock;
-use crate::names::transaction::Tx;
-use crate::names::visibility::Visibility;
-use crate::names::{Caller, Fault, SqliteNames};
 use crate::namespace_service::refused;
-use rusqlite::Connection;
 use std::sync::Arc;
 use tidemill_lang::rule::Rule;
+use tidemill_lang::rule::hook::HookSpec;
+use tidemill_lang::script::TextForm;
+use tidemill_meta::rules::batches::{end_open, files_written};
+use tidemill_meta::rules::runs::{self, MatchState};
+use tidemill_meta::rules::{
+    RULES_EACH_MAX, RULES_MAX, StoredRule, check_users, definitions, directory, jobs, walks,
+};
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::visibility::Visibility;
+use tidemill_meta::{Caller, Connection, Fault, SqliteNames};
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
+/// Maximum length of a text with hooks, in bytes.
+const HOOKS_BYTES_MAX: usize = 256 << 10;
 /// Maximum number of rule runs in one answer.
 const LOG_MAX: u32 = 10_000;
 
@@ -31,10 +37,7 @@ impl RuleService {
     /// Waits until those files of a hook are sealed that mounts closed a moment ago.
     async fn settle_closed(&self, caller: &Caller, kept: &StoredRule) -> Result<(), Status> {
         let shared = self.names().shared();
-        let written = self
-            .names()
-            .database()
-            .read(|db| batches::files_written(db, shared));
+        let written = self.names().database().read(|db| files_written(db, shared));
         let mut written = written.map_err(|fault| refused(&fault))?;
         written.retain(|(_, path)| kept.rule.matches(path));
         let inodes: Vec<u64> = written.iter().map(|(ino, _)| *ino).collect();
@@ -106,10 +109,7 @@ impl RuleService {
     }
 
     fn shown(&self, kept: &StoredRule, whole: bool) -> Result<v1::Rule, Status> {
-        let shown = self
-            .names()
-            .database()
-            .read(|db| store::shown(db, kept, whole));
+        let shown = self.names().database().read(|db| shown(db, kept, whole));
         shown.map_err(|fault| refused(&fault))
     }
 
@@ -154,6 +154,58 @@ impl RuleService {
             Some(refusal) => Err(format!("{}: {refusal}", source(from))),
             None => Ok(rule),
         })
+    }
+
+    /// Creates the hooks in a text, or replaces hooks with the same names. A hook with the same text does not change. If any hook is invalid,
+    /// none is created.
+    async fn add_hooks(
+        &self,
+        caller: Caller,
+        request: v1::AddRuleRequest,
+    ) -> Result<v1::AddRuleReply, Status> {
+        let mut reply = v1::AddRuleReply::default();
+        let texts = match hook_texts(&request) {
+            Ok(Some(texts)) => texts,
+            Ok(None) => {
+                reply.unfinished = true;
+                return Ok(reply);
+            }
+            Err(why) => {
+                reply.errors = lines(&why);
+                return Ok(reply);
+            }
+        };
+        let mut hooks = Vec::new();
+        for (from, mut text) in texts {
+            match self.read(&from, &mut text)? {
+                Ok(rule) if rule.hook.is_none() => reply.errors.push(format!(
+                    "{from}: the text is a rule without [hook]; create it with `tidemill rule create`"
+                )),
+                Ok(rule) => hooks.push((rule, text)),
+                Err(errors) => reply.errors.extend(lines(&errors)),
+            }
+        }
+        if !reply.errors.is_empty() {
+            return Ok(reply);
+        }
+        for (rule, text) in hooks {
+            let all = self.names().shared().rules.all();
+            let unchanged = all.iter().any(|kept| {
+                let own = kept.owner.uid == caller.uid && kept.rule.name == rule.name;
+                own && kept.text == text
+            });
+            if unchanged {
+                continue;
+            }
+            let hook = v1::AddRuleRequest {
+                text,
+                source: request.source.clone(),
+                replace: true,
+                ..v1::AddRuleRequest::default()
+            };
+            reply.rule = Some(self.put(caller.clone(), rule, hook).await?);
+        }
+        Ok(reply)
     }
 
     async fn put(
@@ -240,9 +292,9 @@ pub(super) async fn put(
 ) -> Result<u64, Fault> {
     let shared = names.shared().clone();
     let work = move |db: &Connection| {
-        let id = store::put(db, &kept, before)?;
+        let id = definitions::put(db, &kept, before)?;
         if existing {
-            walk::begin(db, &shared, id, &kept.rule.directory(), kept.changed)?;
+            walks::begin(db, &shared, id, &kept.rule.directory(), kept.changed)?;
         }
         Ok(id)
     };
@@ -251,10 +303,7 @@ pub(super) async fn put(
 
 /// Removes a rule, with its remaining rule runs.
 pub(super) async fn remove(rule_runner: &RuleRunner, kept: Arc<StoredRule>) -> Result<(), Fault> {
-    let remove = move |db: &Connection| {
-        directory::let_go(db, &kept)?;
-        store::remove(db, kept.id)
-    };
+    let remove = move |db: &Connection| directory::remove(db, &kept);
     write(&rule_runner.names, remove).await?;
     rule_runner.forget().await
 }
@@ -262,7 +311,8 @@ pub(super) async fn remove(rule_runner: &RuleRunner, kept: Arc<StoredRule>) -> R
 /// Queues failed runs of a rule again: all failed runs, or those of one path. Returns the number of queued runs.
 pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<u64, Fault> {
     let (shared, now) = (names.shared().clone(), clock::now_ns());
-    let retry = move |db: &Connection| store::retry(db, &shared, (id, &path), now);
+    let retry =
+        move |db: &Connection| Tx::new(db, &shared, &Caller::root(), 0, now).retry_rule(id, &path);
     let rule_runs = names.database().write(retry).await?;
     names.shared().rules.wake();
     Ok(rule_runs)
@@ -270,10 +320,62 @@ pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<
 
 /// Closes the open batch of a hook. Returns the batch's number; `None` if no batch is open.
 pub(super) async fn end_batch(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
-    let end = move |db: &Connection| batches::end_open(db, id);
+    let end = move |db: &Connection| end_open(db, id);
     let ended = names.database().write(end).await?;
     names.shared().rules.wake();
     Ok(ended)
+}
+
+/// Returns a rule in the form for clients; with its text and the counts of its runs if `whole` is set.
+fn shown(db: &Connection, kept: &StoredRule, whole: bool) -> Result<v1::Rule, Fault> {
+    let mut rule = v1::Rule {
+        rule: kept.id,
+        name: kept.rule.name.clone(),
+        uid: kept.owner.uid,
+        revision: kept.revision,
+        paused: kept.paused,
+        for_all: kept.for_all,
+        workdir: kept.rule.workdir.clone(),
+        pattern: kept.rule.pattern.text().to_owned(),
+        changed: kept.changed,
+        of_directory: kept.directory != 0,
+        hook: batches::shown(db, kept, whole)?,
+        jobs: jobs::count_open(db, kept.id)?,
+        ..v1::Rule::default()
+    };
+    if whole {
+        rule.text.clone_from(&kept.text);
+        rule.walking = walks::any(db, kept.id)?;
+        rule.rule_runs.extend(runs::count_by_state(db, kept.id)?);
+    }
+    Ok(rule)
+}
+
+/// Text of a rule, and the name of the text in errors.
+type RuleText = (String, String);
+
+/// Returns the texts of the rules for the hooks in a text; `None` if the text ends within a hook. Any line of a hook in TOML may be its last,
+/// so an unfinished text in TOML has no hooks yet.
+fn hook_texts(request: &v1::AddRuleRequest) -> Result<Option<Vec<RuleText>>, String> {
+    if request.text.len() > HOOKS_BYTES_MAX {
+        return Err(format!(
+            "the text is longer than {HOOKS_BYTES_MAX} bytes; split it"
+        ));
+    }
+    if TextForm::of(&request.text) == TextForm::Toml {
+        let whole = (request.source.clone(), request.text.clone());
+        return Ok((!request.unfinished).then(|| vec![whole]));
+    }
+    match HookSpec::read_all(&request.text) {
+        Err(error) if error.unfinished && request.unfinished => Ok(None),
+        Err(error) => Err(error.to_string()),
+        Ok(specs) => {
+            let texts = specs
+                .into_iter()
+                .map(|spec| (spec.pattern.clone(), spec.rule_text()));
+            Ok(Some(texts.collect()))
+        }
+    }
 }
 
 fn lines(text: &str) -> Vec<String> {
@@ -332,6 +434,9 @@ impl v1::rules_server::Rules for RuleService {
                 "only administrators may make rules for the files of all users",
             ));
         }
+        if request.hooks {
+            return self.add_hooks(caller, request).await.map(Response::new);
+        }
         let mut reply = v1::AddRuleReply::default();
         match self.read(&request.source, &mut request.text)? {
             // Such a hook would combine files that not all users may read.
@@ -372,7 +477,7 @@ impl v1::rules_server::Rules for RuleService {
         let caller = self.access.caller(&request, credentials.as_ref())?;
         let v1::PauseRuleRequest { name, paused, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
-        let paused = write(self.names(), move |db| store::pause(db, id, paused)).await;
+        let paused = write(self.names(), move |db| definitions::pause(db, id, paused)).await;
         paused.map_err(|fault| refused(&fault))?;
         self.again(id).map(Response::new)
     }
@@ -440,7 +545,7 @@ impl v1::rules_server::Rules for RuleService {
         let log = self
             .names()
             .database()
-            .read(|db| store::log(db, id, (request.before, limit), &states));
+            .read(|db| runs::log(db, id, (request.before, limit), &states));
         let rule_runs = log.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::RuleLogReply { rule_runs }))
     }
@@ -497,7 +602,7 @@ mod tests {
             let root = Caller::root();
             let mut tx = Tx::new(db, &shared, &root, 0, 1);
             let mut make = |parent, (kind, mode): (v1::Kind, u32)| {
-                let ino = crate::names::ids::reserve(db, "inode", 1)?;
+                let ino = tidemill_meta::ids::reserve(db, "inode", 1)?;
                 let op = v1::Create {
                     parent,
                     name: b"x".to_vec(),

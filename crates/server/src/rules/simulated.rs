@@ -1,11 +1,12 @@
 //! Operations of root on rules in a simulated cluster, executed as the service executes clients' requests.
 
 use super::driver::RuleRunner;
-use super::{StoredRule, service};
+use super::service;
 use crate::clock;
-use crate::names::{Caller, Fault};
 use std::sync::Arc;
 use tidemill_lang::rule::Rule;
+use tidemill_meta::rules::StoredRule;
+use tidemill_meta::{Caller, Fault};
 
 impl RuleRunner {
     fn called(&self, name: &str) -> Option<Arc<StoredRule>> {

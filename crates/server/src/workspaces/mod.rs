@@ -1,17 +1,18 @@
-//! gRPC service of workspaces, and the removal of ended workspaces. This module writes the tables through `server/src/names`.
+//! gRPC service of workspaces, and the removal of ended workspaces. The workspaces themselves are in `names/workspaces.rs`.
 
 mod waits;
 
 use crate::access::Access;
 use crate::clock;
-use crate::names::budget::AccessLimits;
-use crate::names::transaction::Tx;
-use crate::names::workspaces::{PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult};
-use crate::names::{Caller, Changed, Fault, SqliteNames};
 use crate::namespace_service::refused;
-use rusqlite::Connection;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_meta::budget::AccessLimits;
+use tidemill_meta::transaction::Tx;
+use tidemill_meta::workspaces::{
+    PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult, any_workspace,
+};
+use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames};
 use tidemill_wire::v1;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
@@ -38,18 +39,17 @@ pub(crate) struct WorkspaceService {
     space: Arc<AccessLimits>,
 }
 
-impl From<WorkspaceRefusal> for Status {
-    fn from(refusal: WorkspaceRefusal) -> Self {
-        let text = refusal.to_string();
-        match refusal {
-            WorkspaceRefusal::Name(_) => Self::invalid_argument(text),
-            WorkspaceRefusal::Exists(_) => Self::already_exists(text),
-            WorkspaceRefusal::Unknown(_) | WorkspaceRefusal::NoMember(..) => Self::not_found(text),
-            WorkspaceRefusal::NoDirectory => Self::failed_precondition(text),
-            WorkspaceRefusal::TooMany
-            | WorkspaceRefusal::TooManyMembers(_)
-            | WorkspaceRefusal::Quota { .. } => Self::resource_exhausted(text),
-        }
+/// Returns the gRPC status for a refusal.
+fn status(refusal: &WorkspaceRefusal) -> Status {
+    let text = refusal.to_string();
+    match refusal {
+        WorkspaceRefusal::Name(_) => Status::invalid_argument(text),
+        WorkspaceRefusal::Exists(_) => Status::already_exists(text),
+        WorkspaceRefusal::Unknown(_) | WorkspaceRefusal::NoMember(..) => Status::not_found(text),
+        WorkspaceRefusal::NoDirectory => Status::failed_precondition(text),
+        WorkspaceRefusal::TooMany
+        | WorkspaceRefusal::TooManyMembers(_)
+        | WorkspaceRefusal::Quota { .. } => Status::resource_exhausted(text),
     }
 }
 
@@ -69,7 +69,8 @@ impl WorkspaceService {
         work: impl FnOnce(&mut Tx<'_>) -> WorkspaceResult<T> + Send + 'static,
     ) -> Result<T, Status> {
         let done = write(&self.names, caller, work).await;
-        Ok(done.map_err(|fault| refused(&fault))??)
+        done.map_err(|fault| refused(&fault))?
+            .map_err(|refusal| status(&refusal))
     }
 
     async fn look_for(&self, caller: &Caller, path: &[u8]) -> Result<PathObject, Status> {
@@ -256,10 +257,7 @@ pub(crate) async fn run(names: Arc<SqliteNames>) {
 
 async fn once(names: &Arc<SqliteNames>, last: &mut Option<i64>) -> Result<(), Fault> {
     let now = clock::now_ns();
-    let any = "SELECT EXISTS (SELECT 1 FROM workspace)";
-    let any = names
-        .database()
-        .read(|db| Ok(db.query_row(any, [], |row| row.get::<_, bool>(0))?));
+    let any = names.database().read(any_workspace);
     let heard = last.is_some_and(|last| {
         let pause = i64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(i64::MAX);
         (0..pause).contains(&(now - last))
@@ -282,8 +280,8 @@ const _: () = assert!(PAUSE_MAX.as_secs() < SILENCE.as_secs());
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::names::{Change, ids};
     use futures_util::FutureExt;
+    use tidemill_meta::{Change, ids};
     use tidemill_wire::v1::Kind;
 
     const SECOND_NS: i64 = 1_000_000_000;
@@ -395,9 +393,9 @@ mod tests {
     fn workspace_beyond_users_total_quota_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
-        names.shared().limits.set(crate::limits::UserLimits {
+        names.shared().limits.set(tidemill_meta::UserLimits {
             workspaces_each_bytes: Some(100),
-            ..crate::limits::UserLimits::default()
+            ..tidemill_meta::UserLimits::default()
         });
         let make = |uid, name: &str, quota_bytes| {
             let (shared, name) = (names.shared().clone(), name.to_owned());

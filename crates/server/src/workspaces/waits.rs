@@ -1,11 +1,11 @@
 //! Waits for files that do not exist yet. A waiter is woken by changes that may have created its file, not by every change.
 
-use crate::names::changes::Changes;
-use crate::names::workspaces::PathObject;
-use crate::names::{Change, Changed, SqliteNames};
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
+use tidemill_meta::changes::Changes;
+use tidemill_meta::workspaces::PathObject;
+use tidemill_meta::{Change, Changed, SqliteNames};
 use tokio::sync::Notify;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::task::AbortHandle;

@@ -5,7 +5,7 @@
 use proptest::prelude::*;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
-use tidemill_server::names::{Caller, Names, NamesRequest, SqliteNames};
+use tidemill_meta::{Caller, Names, NamesRequest, SqliteNames};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];

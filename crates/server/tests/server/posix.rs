@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use rustix::io::Errno;
-use tidemill_server::names::{Caller, Names, NamesRequest, SqliteNames};
+use tidemill_meta::{Caller, Names, NamesRequest, SqliteNames};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 struct Tree {

@@ -32,6 +32,52 @@ async fn add(client: &Client, request: v1::AddRuleRequest) -> v1::Rule {
     reply.rule.unwrap()
 }
 
+/// Sends a text as a mount does for writes to `.tidemill/hooks`.
+async fn write_hooks(client: &Client, text: &str, unfinished: bool) -> v1::AddRuleReply {
+    let hooks = v1::AddRuleRequest {
+        source: ".tidemill/hooks".into(),
+        hooks: true,
+        unfinished,
+        ..request(OWNER, text)
+    };
+    client.rules().add(hooks).await.unwrap().into_inner()
+}
+
+#[tokio::test]
+async fn hooks_in_text_are_created_once_and_only_if_all_are_valid() {
+    let dir = tempfile::tempdir().unwrap();
+    let running = Running::start(dir.path()).await;
+    let client = &running.client().await;
+    let hook = "</run/*.dat>\nop: func\nlib_path: max\noutput: /out/{stem}\n";
+    let begun = write_hooks(client, hook, true).await;
+    assert!(begun.unfinished && begun.rule.is_none() && begun.errors.is_empty());
+    let cut = write_hooks(client, hook, false).await;
+    assert!(cut.errors[0].contains("has no end"), "{:?}", cut.errors);
+    let whole = format!("{hook}</run/*.dat>\n");
+    let made = write_hooks(client, &whole, true).await.rule.unwrap();
+    assert_eq!(made.revision, 1);
+    let again = write_hooks(client, &whole, false).await;
+    assert!(again.rule.is_none() && !again.unfinished);
+    // A second hook that is invalid: the change of the first one is not carried out either.
+    let broken = whole.replace("/out/", "/other/") + "</b/{x>\nop: func\nlib_path: max\n</b/{x>\n";
+    assert!(!write_hooks(client, &broken, false).await.errors.is_empty());
+    let long = "#".repeat((256 << 10) + 1);
+    let refused = write_hooks(client, &long, false).await.errors;
+    assert!(refused[0].contains("split it"), "{refused:?}");
+    let listed = client.rules().list(v1::ListRulesRequest {
+        credentials: Some(user(OWNER)),
+        name: String::new(),
+    });
+    let rules = listed.await.unwrap().into_inner().rules;
+    assert_eq!(rules.len(), 1);
+    assert_eq!(rules[0].revision, 1);
+    let section = &rules[0].hook.as_ref().unwrap().section;
+    assert!(
+        section.contains("</run/*.dat>") && section.contains("/out/{stem}"),
+        "{section}"
+    );
+}
+
 async fn log_of(client: &Client, uid: u32, name: &str) -> Vec<v1::RuleRun> {
     let request = v1::RuleLogRequest {
         credentials: Some(user(uid)),

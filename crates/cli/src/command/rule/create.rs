@@ -172,6 +172,7 @@ pub(super) async fn run(
         replace: args.replace,
         existing: args.existing,
         for_all: args.for_all,
+        ..v1::AddRuleRequest::default()
     };
     let reply = server.answer(server.rules().add(request).await)?;
     let Some(rule) = reply.rule else {

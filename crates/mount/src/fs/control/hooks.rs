@@ -7,14 +7,10 @@ use super::{OpenSpecial, plain_credentials};
 use crate::error::Error;
 use crate::fs::{Caller, Fs};
 use rustix::io::Errno;
-use std::fmt::Write as _;
-use tidemill_lang::rule::hook::{HookSpec, InputAction, On};
-use tidemill_lang::rule::{MAX_RULE_BYTES, Rule};
-use tidemill_lang::script::TextForm;
 use tidemill_wire::v1;
 
 /// Maximum length of the written text, in bytes.
-const TEXT_BYTES_MAX: usize = 4 * MAX_RULE_BYTES;
+const TEXT_BYTES_MAX: usize = 256 << 10;
 /// Name of the text in error messages.
 const SOURCE: &str = ".tidemill/hooks";
 
@@ -33,7 +29,7 @@ impl Fs {
         // A line may arrive in several writes.
         let whole = input.iter().rposition(|&byte| byte == b'\n');
         let whole = whole.map_or(0, |end| end + 1);
-        self.take_hooks((open, opener), &input[..whole], false)
+        self.send_hooks((open, opener), &input[..whole], false)
     }
 
     /// Handles the last section of the text, because the file is closed.
@@ -43,95 +39,29 @@ impl Fs {
         opener: &OpenerProcess,
     ) -> Result<(), Error> {
         let input = open.input.lock();
-        self.take_hooks((open, opener), &input, true)
+        if *open.complete.lock() == input.len() {
+            return Ok(());
+        }
+        self.send_hooks((open, opener), &input, true)
     }
 
-    fn take_hooks(
+    /// Sends the text to the server, which creates its hooks or replaces hooks with the same names. Unless the text is `whole`, a section
+    /// without its end is no error.
+    fn send_hooks(
         &self,
         (open, opener): (&OpenSpecial, &OpenerProcess),
         text: &[u8],
-        last: bool,
+        whole: bool,
     ) -> Result<(), Error> {
-        let text = String::from_utf8_lossy(text);
-        let mut made = open.hooks.lock();
-        let added = if TextForm::of(&text) == TextForm::Toml {
-            // Any line may be the last: only the close of the file ends the text.
-            if !last {
-                return Ok(());
-            }
-            self.add_toml(opener, &text, &mut made)
-        } else {
-            match HookSpec::read_all(&text) {
-                Err(error) if error.unfinished && !last => return Ok(()),
-                Err(error) => Err(error.to_string()),
-                Ok(specs) => self.add_hooks(opener, specs, &mut made),
-            }
-        };
-        let mut errors = self.control.errors.lock();
-        let uid = opener.caller().uid;
-        match added {
-            Ok(0) => Ok(()),
-            Ok(_) => {
-                errors.remove(&uid);
-                Ok(())
-            }
-            Err(why) => {
-                errors.insert(uid, why + "\n");
-                Err(Errno::INVAL.into())
-            }
+        if text.trim_ascii().is_empty() {
+            return Ok(());
         }
-    }
-
-    /// Creates the hooks of a text that were not created yet, if all hooks are valid. Returns the number of new hooks.
-    fn add_hooks(
-        &self,
-        opener: &OpenerProcess,
-        specs: Vec<HookSpec>,
-        made: &mut Vec<HookSpec>,
-    ) -> Result<usize, String> {
-        let new: Vec<HookSpec> = specs
-            .into_iter()
-            .filter(|spec| !made.contains(spec))
-            .collect();
-        for spec in &new {
-            Rule::read(&spec.pattern, &spec.rule_text()).map_err(|errors| errors.to_string())?;
-        }
-        let count = new.len();
-        for spec in new {
-            self.add_text(opener, spec.rule_text())?;
-            made.push(spec);
-        }
-        Ok(count)
-    }
-
-    /// Creates the hook of a text in TOML, if it was not created yet. Returns the number of new hooks.
-    fn add_toml(
-        &self,
-        opener: &OpenerProcess,
-        text: &str,
-        made: &mut Vec<HookSpec>,
-    ) -> Result<usize, String> {
-        let rule = Rule::read(SOURCE, text).map_err(|errors| errors.to_string())?;
-        let hook = rule.hook.ok_or_else(|| {
-            format!(
-                "{SOURCE}: the text is a rule without [hook]; create it with `tidemill rule create`"
-            )
-        })?;
-        if made.contains(&hook.spec) {
-            return Ok(0);
-        }
-        self.add_text(opener, text.to_owned())?;
-        made.push(hook.spec);
-        Ok(1)
-    }
-
-    /// Creates the hook of a rule's text, or replaces the hook with the same name.
-    fn add_text(&self, opener: &OpenerProcess, text: String) -> Result<(), String> {
         let request = v1::AddRuleRequest {
             credentials: Some(opener.credentials()),
-            text,
+            text: String::from_utf8_lossy(text).into_owned(),
             source: SOURCE.into(),
-            replace: true,
+            hooks: true,
+            unfinished: !whole,
             ..v1::AddRuleRequest::default()
         };
         let server = &self.backend.server;
@@ -139,10 +69,28 @@ impl Fs {
             let reply = server.rules().add(request).await;
             Ok(reply.map_err(|status| server.explain(status))?.into_inner())
         });
-        let errors = added.map_err(|error| error.to_string())?.errors;
-        match errors.is_empty() {
-            true => Ok(()),
-            false => Err(errors.join("\n")),
+        let added = match added {
+            Ok(reply) if reply.errors.is_empty() => {
+                if !reply.unfinished {
+                    *open.complete.lock() = text.len();
+                }
+                Ok(reply.rule.is_some())
+            }
+            Ok(reply) => Err(reply.errors.join("\n")),
+            Err(error) => Err(error.to_string()),
+        };
+        let mut errors = self.control.errors.lock();
+        let uid = opener.caller().uid;
+        match added {
+            Ok(false) => Ok(()),
+            Ok(true) => {
+                errors.remove(&uid);
+                Ok(())
+            }
+            Err(why) => {
+                errors.insert(uid, why + "\n");
+                Err(Errno::INVAL.into())
+            }
         }
     }
 
@@ -159,29 +107,12 @@ impl Fs {
         };
         let mut text = String::new();
         let rules = self.backend.ask_server(ask)?.rules.into_iter();
-        for rule in rules.filter(|rule| rule.uid == caller.uid) {
-            if let Some(hook) = rule.hook {
-                let _ = write!(text, "{}", spec(rule.name, hook));
-            }
+        for hook in rules
+            .filter(|rule| rule.uid == caller.uid)
+            .filter_map(|rule| rule.hook)
+        {
+            text.push_str(&hook.section);
         }
         Ok(text)
-    }
-}
-
-fn spec(name: String, hook: v1::Hook) -> HookSpec {
-    HookSpec {
-        name,
-        pattern: hook.pattern,
-        map: hook.map,
-        output: hook.output,
-        reduce: hook.reduce,
-        parts: hook.parts,
-        group: hook.group,
-        marker: hook.marker,
-        inputs: InputAction::called(&hook.inputs).unwrap_or_default(),
-        on: On::called(&hook.on).unwrap_or_default(),
-        time: hook.time,
-        size: hook.size,
-        mpi: hook.mpi,
     }
 }

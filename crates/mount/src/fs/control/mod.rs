@@ -22,7 +22,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use submit::OpenerProcess;
 use tidemill_client::{Error as ClientError, users};
-use tidemill_lang::rule::hook::HookSpec;
 use tidemill_model::display;
 use tidemill_model::id::Inode;
 use tidemill_wire::control::{DIRECTORY, LINK};
@@ -91,8 +90,8 @@ struct OpenSpecial {
     /// Content for reads; for `new-files` the results of the last call.
     content: Mutex<Option<Vec<u8>>>,
     input: Mutex<Vec<u8>>,
-    /// Hooks that were created from the written text.
-    hooks: Mutex<Vec<HookSpec>>,
+    /// Length of the written text whose hooks the server has created.
+    complete: Mutex<usize>,
 }
 
 /// Returns the name that the mount looks up to wait for the Linux kernel's queue, for a request of the server.
@@ -410,7 +409,7 @@ impl Fs {
             opener: write.then(|| OpenerProcess::of(caller)),
             content: Mutex::default(),
             input: Mutex::default(),
-            hooks: Mutex::default(),
+            complete: Mutex::default(),
         };
         self.control.open.lock().insert(handle, Arc::new(open));
         Ok(handle)

@@ -1,0 +1,243 @@
+//! Notes about inodes for nodes: this module records which notes are to be sent, and builds them (next: `server/src/notes.rs`).
+//!
+//! A note describes the state of an inode at the time of sending, not the change. The transaction that reads the state also takes the
+//! note's number, so of two notes about an inode the note with the higher number has the later state.
+
+use super::fault::Fault;
+use super::paths::path_of;
+use super::placement::replicas::CURRENT;
+use super::rules::definitions;
+use super::transaction::Tx;
+use super::vnode::{InodeRecord, NO_NODE};
+use super::{attribute, ids, multi_writer, parts, tree};
+use crate::Connection;
+use crate::query;
+use rusqlite::{OptionalExtension, params};
+use tidemill_wire::v1::{self, Kind};
+
+/// Value of the column `node` for a note to all nodes: every node stores notes about inodes without an object.
+const ALL: i64 = NO_NODE;
+/// Maximum number of rows in one batch of notes.
+const ROWS_MAX: u32 = 1000;
+/// Maximum number of bytes of names and attributes in one batch of notes, not counting the last note.
+const BYTES_MAX: usize = 4 << 20;
+
+/// Rows from which a batch of notes was built.
+#[derive(Debug)]
+pub struct NoteRows {
+    /// Each inode, and the number of its changes up to the batch.
+    pub rows: Vec<(u64, u64)>,
+    /// Highest change number in the batch.
+    pub last: u64,
+}
+
+/// Records that an inode changed or was deleted, so that the nodes that know the inode receive a note.
+pub fn changed(db: &Connection, vnode: &InodeRecord) -> Result<(), Fault> {
+    // A file that was never sealed has no content to recover.
+    if vnode.kind == Kind::File && vnode.version == 0 {
+        return Ok(());
+    }
+    let node = if vnode.object == 0 { ALL } else { vnode.node };
+    // Nodes with replicas of the file's version know the file, too.
+    let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT node, ?2, 1 FROM replica \
+               WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
+    let (ino, object) = (vnode.ino.cast_signed(), vnode.object.cast_signed());
+    query::execute(db, sql, params![node, ino, object, CURRENT])
+}
+
+/// Records that a node now has a replica of a version and needs a note about the version's file.
+pub fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+    let sql = "INSERT INTO note SELECT ?2, ino, 1 FROM held WHERE object = ?1 \
+               ON CONFLICT DO UPDATE SET changes = changes + 1";
+    query::execute(db, sql, params![object.cast_signed(), node])
+}
+
+/// Records that all nodes need a note about an inode.
+pub fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
+    changed_at(db, ALL, ino)
+}
+
+fn changed_at(db: &Connection, node: i64, ino: u64) -> Result<(), Fault> {
+    let sql = "INSERT INTO note VALUES (?1, ?2, 1) ON CONFLICT DO UPDATE SET changes = changes + 1";
+    query::execute(db, sql, params![node, ino.cast_signed()])
+}
+
+impl Tx<'_> {
+    /// Records that nodes need a note about an inode, as [`changed`] does.
+    pub fn note(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+        changed(self.db, vnode)
+    }
+
+    /// Requests notes to all nodes about a file that now has an object: so far all nodes stored notes about it, from now on one node does.
+    pub fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
+        changed_for_all(self.db, ino)
+    }
+}
+
+/// Returns whether notes wait to be sent to a node.
+pub fn waiting(db: &Connection, node: u32) -> Result<bool, Fault> {
+    exists(db, node.into())
+}
+
+/// Returns whether there are rows for notes to all nodes.
+pub fn waiting_for_all(db: &Connection) -> Result<bool, Fault> {
+    exists(db, ALL)
+}
+
+fn exists(db: &Connection, node: i64) -> Result<bool, Fault> {
+    query::exists(db, "SELECT 1 FROM note WHERE node = ?1", [node])
+}
+
+/// Replaces each row for all nodes by one row for each node, if nodes exist.
+pub fn spread(db: &Connection) -> Result<(), Fault> {
+    let some = "SELECT ino FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
+    let copy = format!(
+        "INSERT INTO note SELECT node.node, ino, 1 FROM ({some}) CROSS JOIN node \
+         WHERE true ON CONFLICT DO UPDATE SET changes = changes + 1"
+    );
+    let copied = query::changed(db, &copy, params![ALL, ROWS_MAX])?;
+    if copied > 0 {
+        let remove = format!("DELETE FROM note WHERE node = ?1 AND ino IN ({some})");
+        query::execute(db, &remove, params![ALL, ROWS_MAX])?;
+    }
+    Ok(())
+}
+
+/// Deletes the rows of notes that a node has confirmed.
+pub fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
+    let sql = "DELETE FROM note WHERE node = ?1 AND ino = ?2 AND changes = ?3";
+    let mut statement = db.sql.prepare_cached(sql)?;
+    for (ino, changes) in rows {
+        statement.execute(params![node, ino.cast_signed(), changes.cast_signed()])?;
+    }
+    Ok(())
+}
+
+/// Deletes the rows of notes to a node that was removed from the cluster.
+pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
+    db.sql.execute("DELETE FROM note WHERE node = ?1", [node])?;
+    Ok(())
+}
+
+/// Returns the next batch of notes for a node; `None` if no notes wait.
+pub fn take(db: &Connection, node: u32) -> Result<Option<(NoteRows, Vec<v1::NameNote>)>, Fault> {
+    let sql = "SELECT ino, changes FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
+    let mut statement = db.sql.prepare_cached(sql)?;
+    let rows = statement.query_map(params![node, ROWS_MAX], |row| {
+        let number = |at| query::unsigned(row, at);
+        Ok((number(0)?, number(1)?))
+    })?;
+    let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
+    let (mut notes, mut bytes) = (Vec::new(), 0);
+    for (ino, _) in &rows {
+        let note = note(db, *ino, node)?;
+        bytes += note.target.len() + note.path.len();
+        bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
+        bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
+        bytes += note.rule.as_ref().map_or(0, |rule| rule.text.len());
+        bytes += note
+            .layout
+            .as_ref()
+            .map_or(0, |layout| layout.extents.len());
+        notes.push(note);
+        if bytes > BYTES_MAX {
+            break;
+        }
+    }
+    if notes.is_empty() {
+        return Ok(None);
+    }
+    rows.truncate(notes.len());
+    let first = ids::reserve(db, "change", notes.len() as u64)?;
+    for (change, note) in (first..).zip(&mut notes) {
+        note.change = change;
+    }
+    let last = first + notes.len() as u64 - 1;
+    Ok(Some((NoteRows { rows, last }, notes)))
+}
+
+/// Returns the note for a node with an inode's present state.
+fn note(db: &Connection, ino: u64, node: u32) -> Result<v1::NameNote, Fault> {
+    if let Some(note) = definitions::note(db, ino)? {
+        return Ok(note);
+    }
+    let Some(vnode) = InodeRecord::find(db, ino)? else {
+        let sql = "SELECT object FROM version WHERE ino = ?1 ORDER BY version DESC LIMIT 1";
+        let last: Option<i64> = query::find(db, sql, [ino.cast_signed()], |row| row.get(0))?;
+        return Ok(v1::NameNote {
+            ino,
+            object: last.unwrap_or(0).cast_unsigned(),
+            ..v1::NameNote::default()
+        });
+    };
+    let (wanted, copied) = replicas(db, vnode.object, node)?;
+    let layout = layout(db, &vnode)?;
+    let whole = vnode.object != 0 && !vnode.has_parts();
+    let elsewhere = whole && vnode.node != i64::from(node) && !copied;
+    let path = match vnode.object {
+        0 => None,
+        _ => path_of(db, ino)?,
+    };
+    let places = tree::names_of(db, ino)?.into_iter();
+    Ok(v1::NameNote {
+        ino,
+        change: 0,
+        forget: elsewhere,
+        kind: vnode.kind.into(),
+        mode: vnode.mode,
+        uid: vnode.uid,
+        gid: vnode.gid,
+        rdev: vnode.rdev,
+        atime: vnode.atime,
+        mtime: vnode.mtime,
+        ctime: vnode.ctime,
+        version: vnode.version,
+        object: vnode.object,
+        size: vnode.size,
+        target: vnode.target,
+        replicas: wanted,
+        layout,
+        rule: None,
+        path: path.unwrap_or_default(),
+        places: places
+            .map(|(parent, name)| v1::NamePlace { parent, name })
+            .collect(),
+        xattrs: attribute::all(db, ino)?,
+    })
+}
+
+/// Returns the layout of a version; `None` for a version that is one object.
+fn layout(db: &Connection, vnode: &InodeRecord) -> Result<Option<v1::Layout>, Fault> {
+    let parts = match vnode.has_parts() {
+        true => parts::parts(db, vnode.object)?,
+        false => None,
+    };
+    let Some((unit, rows)) = parts else {
+        return Ok(None);
+    };
+    let extents = match unit {
+        0 => multi_writer::extents(db, vnode.object)?,
+        _ => Vec::new(),
+    };
+    let part = |row: parts::PartRow| v1::LayoutPart {
+        object: row.object,
+        node: row.node,
+        size: row.size.unwrap_or(0),
+        capability: Vec::new(),
+    };
+    Ok(Some(v1::Layout {
+        unit,
+        parts: rows.into_iter().map(part).collect(),
+        extents,
+    }))
+}
+
+/// Returns the wanted number of replicas of a version, and whether a node has a replica other than the first.
+fn replicas(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
+    let sql = "SELECT replicas, EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3) \
+               FROM version WHERE object = ?1";
+    let mut statement = db.sql.prepare_cached(sql)?;
+    let row = params![object.cast_signed(), node, CURRENT];
+    let found = statement.query_row(row, |row| Ok((row.get(0)?, row.get(1)?)));
+    Ok(found.optional()?.unwrap_or((1, false)))
+}

@@ -1,0 +1,480 @@
+//! The burst tier: this module records which objects are on nodes of the tier (table `burst`), stages the objects out after a delay, and
+//! evicts objects when space is needed. The module uses the mechanism of replicas. An object in the tier does not count as a wanted replica
+//! ([`tidemill_model::replicas::ReplicaState::Burst`]), so a replica is created on another node. A row of `migration` removes the object
+//! from the tier (next: `server/src/replicas.rs`).
+
+use super::migrations::{self, NOWHERE, Reason};
+use super::replicas::CURRENT;
+use super::reservations;
+use super::under_replicated::{MIGRATIONS, schedule, schedule_burst};
+use crate::Connection;
+use crate::attribute::DIRECTORY_DURABLE;
+use crate::fault::Fault;
+use crate::query::stored_enum;
+use crate::query::{execute, exists, find, number, numbers, rows, unsigned};
+use crate::shared::NamesShared;
+use crate::transaction::Tx;
+use crate::vnode::InodeRecord;
+use parking_lot::RwLock;
+use rusqlite::params;
+use std::collections::BTreeSet;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_model::layout::RESERVE_BYTES;
+use tidemill_sched::burst::{Durable, TierFill, TierLimits};
+use tidemill_wire::convert::BURST as TIER;
+use tidemill_wire::v1::{self, name_result::Result as Answer};
+
+stored_enum! {
+    /// State of an object in the burst tier.
+    TierState {
+        /// The object waits for its delay.
+        Waits = 0,
+        /// The object is due to be staged out.
+        Due = 1,
+        /// The object is staged out.
+        Staged = 2,
+    }
+}
+
+/// Delay in nanoseconds after which a node's report includes a sealed object.
+pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
+/// Maximum number of objects that one call evicts or makes due.
+const OBJECTS_MAX: u32 = 4096;
+
+/// Nodes of the burst tier, including offline nodes that were known before.
+#[derive(Debug, Default)]
+pub struct Bursts {
+    nodes: RwLock<BTreeSet<u32>>,
+    any: AtomicBool,
+    limits: RwLock<TierLimits>,
+    /// Whether any space in the tier has been reserved, in this run of the server or before.
+    reserved: AtomicBool,
+}
+
+impl Bursts {
+    pub fn set(&self, nodes: BTreeSet<u32>) {
+        if !nodes.is_empty() {
+            self.any.store(true, Ordering::Relaxed);
+        }
+        *self.nodes.write() = nodes;
+    }
+
+    /// Returns whether the tier has nodes, or contained nodes at some time since the server's start.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Relaxed)
+    }
+
+    pub fn has(&self, node: u32) -> bool {
+        self.any() && self.nodes.read().contains(&node)
+    }
+
+    /// Returns the percentage of a node's processors that map tasks leave to the programs that write files on the node.
+    pub fn leaves(&self, node: u32) -> u8 {
+        match self.has(node) {
+            true => self.limits().share,
+            false => 0,
+        }
+    }
+
+    /// Returns whether any space in the tier has been reserved.
+    pub fn reserved(&self) -> bool {
+        self.reserved.load(Ordering::Relaxed)
+    }
+
+    pub fn set_reserved(&self) {
+        self.reserved.store(true, Ordering::Relaxed);
+    }
+
+    pub fn limits(&self) -> TierLimits {
+        *self.limits.read()
+    }
+
+    pub fn set_limits(&self, limits: TierLimits) {
+        *self.limits.write() = limits;
+    }
+}
+
+impl Tx<'_> {
+    /// Records that an object was just sealed on a node of the burst tier. The object is staged out after a delay, and after a longer delay
+    /// if it may be deleted before.
+    pub fn written_to_burst(&self, object: u64, node: u32, held_ns: i64) -> Result<(), Fault> {
+        let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
+        execute(self.db, sql, params![object.cast_signed(), node, self.now])?;
+        let after = self.shared.bursts.limits().after.0;
+        let at = self
+            .now
+            .saturating_add(i64::try_from(after).unwrap_or(i64::MAX))
+            .saturating_add(held_ns);
+        schedule(self.db, object, MIGRATIONS, at)
+    }
+
+    /// Answers whether a sync of a directory has to wait until the files below the directory are staged out.
+    pub fn stage_out_wait(&self, op: &v1::StageOutWait) -> Result<Answer, Fault> {
+        let waits = self.shared.bursts.any() && self.waits_for_stage_out(op.ino)?;
+        let value = if waits {
+            b"staged".to_vec()
+        } else {
+            Vec::new()
+        };
+        Ok(Answer::Bytes(v1::Bytes { value }))
+    }
+
+    /// Returns whether the attribute of a directory, or of its nearest ancestor with it, requires that a sync waits for stage-out.
+    pub fn waits_for_stage_out(&self, ino: u64) -> Result<bool, Fault> {
+        let directory = InodeRecord::get(self.db, ino)?;
+        let reported = self.directory_attribute::<Durable>(&directory, DIRECTORY_DURABLE)?;
+        Ok(directory.is_dir() && reported == Some(Durable::Staged))
+    }
+
+    /// Cancels the eviction of an object from the burst tier. Returns the number of bytes that the eviction would have freed; `None` if the
+    /// object is not in the tier.
+    pub fn stays_in_burst(&self, object: u64) -> Result<Option<u64>, Fault> {
+        let id = object.cast_signed();
+        let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
+        let bytes: Option<i64> = find(self.db, sql, params![id, TierState::Staged], |row| {
+            row.get(0)
+        })?;
+        if bytes.is_some() {
+            migrations::cancel(self.db, object, Reason::Evict)?;
+            let sql = "UPDATE burst SET at = ?2 WHERE object = ?1 AND state = ?3";
+            let row = params![id, self.now, TierState::Staged];
+            execute(self.db, sql, row)?;
+        }
+        Ok(bytes.map(i64::cast_unsigned))
+    }
+
+    /// Returns the node of the burst tier to which an object is about to be copied.
+    pub fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
+        let sql = "SELECT target FROM migration WHERE source = ?1 AND object = ?2";
+        let key = params![NOWHERE, object.cast_signed()];
+        find(self.db, sql, key, |row| row.get(0))
+    }
+
+    /// Requests that a stored object is copied to a node of the burst tier.
+    pub fn stage_in(&self, object: u64, node: u32) -> Result<(), Fault> {
+        let nodes = (NOWHERE, Some(node));
+        migrations::request(self.db, object, nodes, Reason::StageIn, self.now)
+    }
+
+    /// Returns the number of bytes that are about to be copied to a node of the burst tier.
+    pub fn coming_to_burst(&self, node: u32) -> Result<u64, Fault> {
+        let bytes = sum_of("size");
+        let sql = format!("SELECT {bytes} FROM migration WHERE why = ?1 AND target = ?2");
+        number(self.db, &sql, params![Reason::StageIn, node])
+    }
+
+    /// Returns the number of bytes on a node of the burst tier that are staged out and can be evicted.
+    pub fn evictable(&self, node: u32) -> Result<u64, Fault> {
+        let bytes = sum_of("size");
+        let sql = format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state = ?2");
+        number(self.db, &sql, params![node, TierState::Staged])
+    }
+
+    /// Evicts the oldest staged-out objects of a node, in total at least `bytes` bytes if there are enough.
+    pub fn evict_at_least(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
+        for (object, size) in oldest(self.db, node, TierState::Staged, false)? {
+            if bytes == 0 {
+                break;
+            }
+            bytes = bytes.saturating_sub(size);
+            evict_object(self.db, object, node, self.now)?;
+        }
+        Ok(())
+    }
+
+    /// Stages these objects out of the burst tier now, and evicts them if `evict` is set. Counts the objects that are not staged out yet.
+    pub fn stage_out_now(
+        &self,
+        objects: &[(u64, u64)],
+        evict: bool,
+        reply: &mut v1::StageReply,
+    ) -> Result<(), Fault> {
+        let sql = "SELECT node, state FROM burst WHERE object = ?1";
+        for &(object, size) in objects {
+            let found = find(self.db, sql, [object.cast_signed()], |row| {
+                Ok((row.get::<_, u32>(0)?, row.get::<_, TierState>(1)?))
+            })?;
+            let Some((node, state)) = found else {
+                continue;
+            };
+            if state != TierState::Staged {
+                reply.objects += 1;
+                reply.bytes = reply.bytes.saturating_add(size);
+                schedule(self.db, object, MIGRATIONS, self.now)?;
+                if !self.shared.is_up(node) {
+                    reply.offline = reply.offline.max(node + 1);
+                }
+            } else if evict {
+                reply.held += 1;
+                evict_object(self.db, object, node, self.now)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Returns an SQL expression that sums bytes and never overflows, as `sum` of SQLite would for the sizes of huge sparse files.
+pub fn sum_of(bytes: &str) -> String {
+    format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
+}
+
+/// Returns the objects of a node in this state and their sizes, the oldest first. With `staying`, objects with a requested migration are
+/// left out.
+fn oldest(
+    db: &Connection,
+    node: u32,
+    state: TierState,
+    staying: bool,
+) -> Result<Vec<(u64, u64)>, Fault> {
+    let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 AND (NOT ?4 OR NOT EXISTS \
+               (SELECT 1 FROM migration WHERE migration.object = burst.object)) ORDER BY at, object LIMIT ?3";
+    rows(db, sql, params![node, state, OBJECTS_MAX, staying], numbers)
+}
+
+/// Requests the eviction of an object from a node; the object has replicas on other nodes.
+fn evict_object(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
+    migrations::request(db, object, (node, None), Reason::Evict, now)
+}
+
+/// Records that an object in the burst tier has all its wanted replicas on nodes outside the tier.
+pub fn staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, evict";
+    let key = params![object.cast_signed(), TierState::Staged];
+    let found = find(db, sql, key, |row| {
+        Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
+    })?;
+    match found {
+        Some((node, true)) => evict_object(db, object, node, 0),
+        _ => Ok(()),
+    }
+}
+
+/// Returns whether an object in the burst tier has all its wanted replicas outside the tier, according to the database.
+pub fn is_staged_out(db: &Connection, object: u64) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
+    let row = params![object.cast_signed(), TierState::Staged];
+    exists(db, sql, row)
+}
+
+/// Records that an object in the burst tier has too few replicas outside the tier, so that it is staged out once more.
+pub fn stages_out_again(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
+    let row = params![object.cast_signed(), TierState::Due, TierState::Staged];
+    execute(db, sql, row)
+}
+
+/// Records that a replica of an object is lost or corrupt. Without another replica outside the burst tier, the object is staged out again.
+pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
+               UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
+               WHERE burst.object = ?1 AND has.node != burst.node \
+               AND has.node NOT IN (SELECT node FROM lost WHERE back = 0 UNION ALL SELECT node FROM removed) \
+               AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = has.node)";
+    let row = params![object.cast_signed(), CURRENT];
+    let stored = exists(db, sql, row)?;
+    match stored {
+        true => Ok(()),
+        false => stages_out_again(db, object),
+    }
+}
+
+/// Requests the eviction of an object from the burst tier as soon as the object is staged out.
+pub fn evict_when_staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
+    let found = find(db, sql, [object.cast_signed()], |row| {
+        Ok((row.get::<_, u32>(0)?, row.get::<_, TierState>(1)?))
+    })?;
+    match found {
+        Some((node, TierState::Staged)) => evict_object(db, object, node, 0),
+        _ => Ok(()),
+    }
+}
+
+/// Records that a new replica is stored on a node, if the replica was requested for the burst tier.
+pub(super) fn staged_in(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM migration \
+               WHERE source = ?5 AND object = ?1 AND target = ?2";
+    let row = params![object.cast_signed(), node, now, TierState::Staged, NOWHERE];
+    execute(db, sql, row)
+}
+
+/// Records that an object is no longer on a node of the burst tier.
+pub(super) fn left(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+    let sql = "DELETE FROM burst WHERE object = ?1 AND node = ?2";
+    execute(db, sql, params![object.cast_signed(), node])
+}
+
+/// Records that an object and the parts of a version of this number are no longer in the burst tier.
+pub(super) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "DELETE FROM burst WHERE object = ?1 OR object IN (SELECT part FROM part WHERE object = ?1)";
+    execute(db, sql, [object.cast_signed()])
+}
+
+/// Deletes the records of all objects on a node of the burst tier.
+pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
+    execute(db, "DELETE FROM burst WHERE node = ?1", [node])
+}
+
+/// A node of the burst tier, and the free bytes of the node's device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TierNode {
+    pub node: u32,
+    pub bytes: u64,
+    /// Capacity of the whole device in bytes.
+    pub capacity: u64,
+}
+
+/// Returns the number of bytes to evict from a node to reach the wanted free space. Files of other programs on the node's device can't be
+/// evicted and do not count.
+pub fn to_evict(
+    db: &Connection,
+    limits: TierLimits,
+    (free, now): (TierNode, i64),
+) -> Result<u64, Fault> {
+    let aside = reservations::aside(db, free.node, now)?;
+    let fill = TierFill {
+        capacity: free.capacity,
+        used: free.capacity.saturating_sub(free.bytes),
+        evicting: 0,
+        aside,
+        least: RESERVE_BYTES,
+    };
+    // This check needs no count of the objects: files of other programs only make the device fuller.
+    if limits.to_evict(fill) == 0 {
+        return Ok(0);
+    }
+    let sum = |from: &str| -> Result<u64, Fault> {
+        let sql = format!("SELECT {} FROM {from} = ?1", sum_of("size"));
+        number(db, &sql, [free.node])
+    };
+    let held = sum("burst WHERE node")?;
+    let evicting = sum("migration WHERE source")?;
+    // These objects are no longer counted as held, but still occupy space.
+    let removed =
+        sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.node")?;
+    let has = held.saturating_add(removed);
+    let capacity = has.saturating_add(free.bytes);
+    Ok(limits.to_evict(TierFill {
+        capacity,
+        used: has,
+        evicting: evicting.saturating_add(removed),
+        ..fill
+    }))
+}
+
+/// Frees space on a node by evicting the oldest staged-out objects. If that is not enough, other objects become due for stage-out.
+pub fn make_space(
+    db: &Connection,
+    shared: &NamesShared,
+    free: TierNode,
+    now: i64,
+) -> Result<(), Fault> {
+    let mut wanted = to_evict(db, shared.bursts.limits(), (free, now))?;
+    for state in [TierState::Staged, TierState::Waits] {
+        for (object, size) in oldest(db, free.node, state, true)? {
+            if wanted == 0 {
+                return Ok(());
+            }
+            wanted = wanted.saturating_sub(size);
+            match state {
+                TierState::Staged => evict_object(db, object, free.node, now)?,
+                _ => sooner(db, object, now)?,
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Makes waiting objects of a node due for stage-out, the oldest first, until their sizes sum up to `bytes` bytes.
+pub fn stage_out_sooner(
+    db: &Connection,
+    (node, mut bytes): (u32, u64),
+    now: i64,
+) -> Result<(), Fault> {
+    for (object, size) in oldest(db, node, TierState::Waits, false)? {
+        if bytes == 0 {
+            break;
+        }
+        bytes = bytes.saturating_sub(size);
+        sooner(db, object, now)?;
+    }
+    Ok(())
+}
+
+/// Makes a waiting object due for stage-out now.
+fn sooner(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
+    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
+    let row = params![object.cast_signed(), TierState::Due];
+    execute(db, sql, row)?;
+    schedule(db, object, MIGRATIONS, now)
+}
+
+/// Handles the tier of a node that joined, if the tier changed. A node that is new in the burst tier, or that the server's database does
+/// not know, may already have versions.
+pub fn met(
+    db: &Connection,
+    (known, came): (Option<&v1::Node>, &v1::Node),
+    now: i64,
+) -> Result<(), Fault> {
+    let (was, is) = (
+        known.is_some_and(|known| known.tier == TIER),
+        came.tier == TIER,
+    );
+    match (was, is) {
+        (false, true) => list(db, came.node, now),
+        (true, false) => stores(db, came.node, now),
+        _ => Ok(()),
+    }
+}
+
+/// Makes the objects of a node count as stored in the capacity tier, since the node no longer belongs to the burst tier.
+fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
+    migrations::cancel_tier(db, node)?;
+    schedule_burst(db, node, true, now)?;
+    forget_node(db, node)?;
+    reservations::forget_node(db, node)
+}
+
+fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
+    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE node = ?1 AND removed = 0 \
+               UNION ALL SELECT replica.object, ?1, held.size, ?2, 0, 0 FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE replica.node = ?1 AND replica.state = ?3 AND held.removed = 0";
+    execute(db, sql, params![node, now, CURRENT])?;
+    schedule_burst(db, node, false, now)
+}
+
+/// Returns the usage of a node of the burst tier, for display.
+pub fn reported(db: &Connection, node: u32, now: i64) -> Result<v1::BurstFiles, Fault> {
+    let (reserved_bytes, reserved_left) = reservations::reported(db, node, now)?;
+    let (bytes, left) = (
+        sum_of("size"),
+        sum_of("CASE WHEN state = 2 THEN 0 ELSE size END"),
+    );
+    let sql = format!(
+        "SELECT count(*), {bytes}, coalesce(sum(state = 2), 0), {left}, \
+         coalesce(min(CASE WHEN state = 2 THEN NULL ELSE at END), 0) FROM burst WHERE node = ?1"
+    );
+    let mut statement = db.sql.prepare_cached(&sql)?;
+    Ok(statement.query_row([node], |row| {
+        let number = |at| unsigned(row, at);
+        Ok(v1::BurstFiles {
+            objects: number(0)?,
+            bytes: number(1)?,
+            staged_out: number(2)?,
+            bytes_left: number(3)?,
+            oldest: row.get(4)?,
+            reserved_bytes,
+            reserved_left,
+        })
+    })?)
+}
+
+/// Returns the objects of a version that was just recorded, each with its node.
+pub fn places(db: &Connection, vnode: &InodeRecord) -> Result<Vec<(u64, i64)>, Fault> {
+    if !vnode.has_parts() {
+        return Ok(vec![(vnode.object, vnode.node)]);
+    }
+    let parts = crate::parts::parts(db, vnode.object)?.into_iter();
+    let parts = parts.flat_map(|(_, parts)| parts);
+    Ok(parts.map(|part| (part.object, part.node.into())).collect())
+}

@@ -1,0 +1,179 @@
+//! Energy consumption of nodes: the power, measured or derived from the configuration, multiplied by the time for which the power was
+//! known. Times of unknown power are not counted.
+
+use crate::Connection;
+use crate::fault::Fault;
+use crate::query::{execute, rows, unsigned};
+use parking_lot::Mutex;
+use rusqlite::params;
+use std::collections::BTreeMap;
+use std::time::Duration;
+use tidemill_sched::elastic::NodePower;
+use tokio::time::Instant;
+
+/// Maximum time between two measurements of power. A longer time is not counted.
+const GAP: Duration = Duration::from_secs(10);
+
+/// Facts from which a node's present power is computed.
+#[derive(Clone, Debug, Default)]
+pub struct PowerFacts {
+    pub node: u32,
+    pub power: NodePower,
+    /// Number of running kernels; `cores` is the number of the node's cores.
+    pub running: u32,
+    pub cores: u32,
+    pub up: bool,
+    pub suspended: bool,
+    pub resuming: bool,
+    /// Reading of a power meter in thousandths of a watt, and the meter's name; `None` without a meter.
+    pub measured: Option<(u64, String)>,
+}
+
+/// Energy consumption of one node.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Drawn {
+    /// Consumed energy in millionths of a joule.
+    pub microjoules: u64,
+    /// Time for which the power was known, in nanoseconds.
+    pub counted_ns: u64,
+    /// Source of the power values: a meter or the configuration.
+    pub by: String,
+}
+
+/// Energy consumption of all nodes.
+#[derive(Debug, Default)]
+pub struct Energy {
+    drawn: Mutex<BTreeMap<u32, Drawn>>,
+    last: Mutex<Option<Instant>>,
+}
+
+const CONFIGURED: &str = "estimated by configured power";
+
+impl PowerFacts {
+    /// Returns the power in thousandths of a watt, and its source; `None` if the power is unknown.
+    fn milliwatts(&self) -> Option<(u64, String)> {
+        if let (true, Some((milli, by))) = (self.up, &self.measured) {
+            return Some((*milli, by.clone()));
+        }
+        let power = self.power;
+        let milli = match (self.up, self.resuming, self.suspended) {
+            (true, ..) => power.at(self.running, self.cores)?,
+            (_, true, _) => Some(power.busy_milli).filter(|&milli| milli > 0)?,
+            (_, _, true) => Some(power.suspended_milli).filter(|&milli| milli > 0)?,
+            _ => return None,
+        };
+        Some((milli, CONFIGURED.into()))
+    }
+}
+
+impl Energy {
+    pub fn restore(&self, db: &Connection) -> Result<(), Fault> {
+        let sql = "SELECT node, microjoules, counted_ns, basis FROM energy";
+        *self.drawn.lock() = rows(db, sql, [], |row| {
+            let drawn = Drawn {
+                microjoules: unsigned(row, 1)?,
+                counted_ns: unsigned(row, 2)?,
+                by: row.get(3)?,
+            };
+            Ok((row.get(0)?, drawn))
+        })?;
+        Ok(())
+    }
+
+    /// Adds the energy consumed since the last measurement.
+    pub fn count(&self, draws: &[PowerFacts]) {
+        let now = Instant::now();
+        let Some(last) = self.last.lock().replace(now) else {
+            return;
+        };
+        let since = now.saturating_duration_since(last);
+        if since > GAP {
+            return;
+        }
+        let nanos = u64::try_from(since.as_nanos()).unwrap_or(0);
+        let mut all = self.drawn.lock();
+        for draw in draws {
+            let Some((milli, by)) = draw.milliwatts() else {
+                continue;
+            };
+            let drawn = all.entry(draw.node).or_default();
+            let micro = u128::from(milli) * u128::from(nanos) / 1_000_000;
+            let micro = u64::try_from(micro).unwrap_or(u64::MAX);
+            drawn.microjoules = drawn.microjoules.saturating_add(micro);
+            drawn.counted_ns = drawn.counted_ns.saturating_add(nanos);
+            if !drawn.by.contains(&by) && drawn.by.len() < 512 {
+                let both = [drawn.by.as_str(), by.as_str()];
+                let both = both.into_iter().filter(|one| !one.is_empty());
+                drawn.by = both.collect::<Vec<_>>().join("; ");
+            }
+        }
+    }
+
+    pub fn of(&self, node: u32) -> Option<Drawn> {
+        self.drawn.lock().get(&node).cloned()
+    }
+
+    pub fn all(&self) -> BTreeMap<u32, Drawn> {
+        self.drawn.lock().clone()
+    }
+}
+
+pub fn keep(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
+    let sql = "INSERT OR REPLACE INTO energy VALUES (?1, ?2, ?3, ?4)";
+    for (node, drawn) in all {
+        let (energy, time) = (
+            drawn.microjoules.cast_signed(),
+            drawn.counted_ns.cast_signed(),
+        );
+        execute(db, sql, params![node, energy, time, drawn.by])?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn energy_counts_known_power_only_and_names_its_source() {
+        let energy = Energy::default();
+        let power = NodePower {
+            busy_milli: 100_000,
+            idle_milli: 50_000,
+            suspended_milli: 0,
+        };
+        let mut draw = PowerFacts {
+            node: 3,
+            power,
+            running: 1,
+            cores: 2,
+            up: true,
+            ..PowerFacts::default()
+        };
+        energy.count(std::slice::from_ref(&draw));
+        assert_eq!(energy.of(3), None);
+        let pass = |seconds| tokio::time::advance(Duration::from_secs(seconds));
+        pass(2).await;
+        energy.count(std::slice::from_ref(&draw));
+        let half_busy = energy.of(3).unwrap();
+        assert_eq!(half_busy.microjoules, 2 * 75_000_000);
+        // The power is not configured for a suspended or offline node.
+        for suspended in [true, false] {
+            (draw.up, draw.suspended) = (false, suspended);
+            pass(2).await;
+            energy.count(std::slice::from_ref(&draw));
+            assert_eq!(energy.of(3), Some(half_busy.clone()));
+        }
+        (draw.up, draw.measured) = (true, Some((10_000, "measured by `m`".into())));
+        pass(1).await;
+        energy.count(std::slice::from_ref(&draw));
+        let after = energy.of(3).unwrap();
+        assert_eq!(after.microjoules - half_busy.microjoules, 10_000_000);
+        assert_eq!(after.counted_ns, 3_000_000_000);
+        assert_eq!(after.by, format!("{CONFIGURED}; measured by `m`"));
+        // The server did nothing for a while.
+        pass(3600).await;
+        energy.count(&[draw]);
+        assert_eq!(energy.of(3), Some(after));
+    }
+}

@@ -1,0 +1,166 @@
+//! Rules, hooks and their runs: the tables, and the comparison of versions with the rules. Next: `server/src/rules`, whose driver turns
+//! queued rule runs into jobs.
+//!
+//! - `matching` queues a rule run for each version that matches a rule, in the transaction that makes the version visible.
+//! - `definitions` stores the rules, `directory` the rules that are attributes of directories.
+//! - `runs`, `jobs`, `batches`, `walks` and `input_deletion` store the work of rules.
+
+pub mod batches;
+pub mod definitions;
+pub mod directory;
+pub mod input_deletion;
+pub mod jobs;
+mod matching;
+pub mod runs;
+pub mod walks;
+
+use super::Fault;
+use super::vnode::Caller;
+use crate::Connection;
+use parking_lot::RwLock;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use tidemill_client::users;
+use tidemill_lang::rule::Rule;
+use tidemill_lang::rule::hook::{BatchEnd, InputAction};
+use tokio::sync::Notify;
+
+/// Maximum number of rules of one ordinary user.
+pub const RULES_EACH_MAX: usize = 100;
+/// Maximum number of rules of all users.
+pub const RULES_MAX: usize = 1000;
+
+/// Looks up the users in a rule's conditions. Returns an error if a user does not exist.
+pub fn check_users(source: &str, rule: &mut Rule) -> Result<(), String> {
+    let unknown = rule.conditions.find_users(users::uid);
+    match unknown.first() {
+        Some(user) => Err(format!(
+            "{source}: setting \"where\": user {user} does not exist; write the name or number of a user of the server's host"
+        )),
+        None => Ok(()),
+    }
+}
+
+/// A rule as stored in the database.
+#[derive(Clone, Debug)]
+pub struct StoredRule {
+    pub id: u64,
+    /// Owner of the rule, with the owner's groups at the time of the rule's creation.
+    pub owner: Caller,
+    pub revision: u64,
+    /// Whether the rule runs for the files of all users, with the rights of the file's owner.
+    pub for_all: bool,
+    pub paused: bool,
+    pub source: String,
+    pub text: String,
+    pub changed: i64,
+    /// Inode of the directory that has the rule as its attribute; 0 for a rule without such a directory.
+    pub directory: u64,
+    pub rule: Rule,
+}
+
+impl StoredRule {
+    /// Returns the event that ends a batch of the hook; `None` for a rule that reduces nothing.
+    pub fn batch_end(&self) -> Option<&BatchEnd> {
+        self.rule.hook.as_ref()?.batches.as_ref()
+    }
+
+    fn input_action(&self) -> InputAction {
+        let hook = self.rule.hook.as_ref();
+        hook.map_or(InputAction::Keep, |hook| hook.spec.inputs)
+    }
+}
+
+/// All rules, compiled so that each seal of a version can be compared with them.
+#[derive(Debug, Default)]
+pub struct Rules {
+    any: AtomicBool,
+    any_streaming: AtomicBool,
+    any_input_action: AtomicBool,
+    any_batches: AtomicBool,
+    /// Whether the rules were read within a transaction that may have failed.
+    unsure: AtomicBool,
+    kept: RwLock<Arc<Vec<Arc<StoredRule>>>>,
+    woken: Notify,
+    marked: Notify,
+}
+
+impl Rules {
+    /// Whether there are rules, or jobs of removed rules. If not, seals need no check.
+    pub fn any(&self) -> bool {
+        self.any.load(Ordering::Acquire)
+    }
+
+    pub fn all(&self) -> Arc<Vec<Arc<StoredRule>>> {
+        self.kept.read().clone()
+    }
+
+    /// Whether there are rules that start while a file is still being written.
+    pub fn any_streaming(&self) -> bool {
+        self.any_streaming.load(Ordering::Acquire)
+    }
+
+    /// Whether there are hooks that delete or evict their input files.
+    fn any_input_action(&self) -> bool {
+        self.any_input_action.load(Ordering::Acquire)
+    }
+
+    /// Whether there are hooks that reduce the results of their map tasks.
+    fn any_batches(&self) -> bool {
+        self.any_batches.load(Ordering::Acquire)
+    }
+
+    /// Whether any directory has a rule as its attribute.
+    fn any_of_directory(&self) -> bool {
+        self.any() && self.all().iter().any(|kept| kept.directory != 0)
+    }
+
+    /// Reads all rules in a transaction that may still fail. The driver reads the rules again after the transaction.
+    pub fn load_within(&self, db: &Connection) -> Result<(), Fault> {
+        self.unsure.store(true, Ordering::Release);
+        self.woken.notify_one();
+        self.load(db)
+    }
+
+    /// Whether the driver has to read the rules again. The call resets this flag.
+    pub fn unsure(&self) -> bool {
+        self.unsure.swap(false, Ordering::AcqRel)
+    }
+
+    /// Reads all rules from the database.
+    pub fn load(&self, db: &Connection) -> Result<(), Fault> {
+        let kept = definitions::read(db, &self.all())?;
+        let left = jobs::any_of_removed(db)?;
+        self.any.store(left || !kept.is_empty(), Ordering::Release);
+        let streaming = left || kept.iter().any(|kept| kept.rule.streaming);
+        self.any_streaming.store(streaming, Ordering::Release);
+        let input_action = |kept: &Arc<StoredRule>| kept.input_action() != InputAction::Keep;
+        self.any_input_action
+            .store(kept.iter().any(input_action), Ordering::Release);
+        let batches = kept.iter().any(|kept| kept.batch_end().is_some());
+        self.any_batches.store(batches, Ordering::Release);
+        *self.kept.write() = Arc::new(kept);
+        Ok(())
+    }
+
+    /// Wakes the driver after a rule run was queued or a job has ended. The driver writes to the database first, so the driver runs after
+    /// the transaction that calls this function.
+    pub fn wake(&self) {
+        if self.any() {
+            self.woken.notify_one();
+        }
+    }
+
+    pub async fn woken(&self) {
+        self.woken.notified().await;
+    }
+
+    /// Wakes the task that processes marker files, after a marker file was sealed.
+    fn wake_for_marker(&self) {
+        self.marked.notify_one();
+    }
+
+    pub async fn woken_for_marker(&self) {
+        self.marked.notified().await;
+    }
+}

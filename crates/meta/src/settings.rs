@@ -1,0 +1,72 @@
+//! Settings of the cluster and the mounts that may have locks.
+
+use super::fault::Fault;
+use crate::Connection;
+use crate::query::{execute, find, rows, unsigned};
+use rusqlite::params;
+use tidemill_wire::capability::CapabilityKey;
+
+/// Name of the setting with the time of the recovery of this database, and whether the recovered database was incomplete.
+const REBUILT: &str = "rebuilt";
+
+/// Returns the value of a setting.
+pub fn get(db: &Connection, name: &str) -> Result<Option<Vec<u8>>, Fault> {
+    let sql = "SELECT value FROM setting WHERE name = ?1";
+    find(db, sql, [name], |row| row.get(0))
+}
+
+/// Stores the value of a setting.
+pub fn set(db: &Connection, name: &str, value: &[u8]) -> Result<(), Fault> {
+    let sql = "INSERT OR REPLACE INTO setting VALUES (?1, ?2)";
+    execute(db, sql, params![name, value])
+}
+
+/// Stores the key for capabilities and the id of a new or recovered cluster.
+pub fn insert_identity(db: &Connection, key: &[u8], cluster: &[u8]) -> Result<(), Fault> {
+    set(db, "key", key)?;
+    set(db, "cluster_id", cluster)
+}
+
+/// Returns the key for capabilities.
+pub fn key(db: &Connection) -> Result<CapabilityKey, Fault> {
+    let key = get(db, "key")?.unwrap_or_default();
+    CapabilityKey::from_slice(&key).map_err(|_| Fault::Malformed("the cluster's key is corrupt"))
+}
+
+/// Returns the cluster's id, which was created with the cluster.
+pub fn cluster_id(db: &Connection) -> Result<u64, Fault> {
+    get(db, "cluster_id")?
+        .and_then(|bytes| bytes.try_into().ok())
+        .map(u64::from_le_bytes)
+        .ok_or(Fault::Malformed("the cluster's id is corrupt"))
+}
+
+/// Records that this database was recovered from nodes, and whether the result was incomplete.
+pub fn set_rebuilt(db: &Connection, at: i64, incomplete: bool) -> Result<(), Fault> {
+    let mut value = at.to_le_bytes().to_vec();
+    value.push(u8::from(incomplete));
+    set(db, REBUILT, &value)
+}
+
+/// Returns the time at which the database was recovered, and whether the result was incomplete; `None` if it was never recovered.
+pub fn rebuilt(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
+    let at = |value: &[u8]| {
+        let at = i64::from_le_bytes(*value.first_chunk()?);
+        Some((at, value.last() == Some(&1)))
+    };
+    Ok(get(db, REBUILT)?.as_deref().and_then(at))
+}
+
+/// Returns the sessions of mounts that may have locks.
+pub fn lockers(db: &Connection) -> Result<Vec<u64>, Fault> {
+    rows(db, "SELECT session FROM locker", [], |row| unsigned(row, 0))
+}
+
+/// Records whether a mount may have locks from now on.
+pub fn set_locker(db: &Connection, session: u64, has: bool) -> Result<(), Fault> {
+    let sql = match has {
+        true => "INSERT OR IGNORE INTO locker VALUES (?1)",
+        false => "DELETE FROM locker WHERE session = ?1",
+    };
+    execute(db, sql, [session.cast_signed()])
+}

@@ -29,4 +29,3 @@ pub mod similar_names;
 pub mod substitute;
 pub mod time;
 pub mod user_kernels;
-pub mod xml;

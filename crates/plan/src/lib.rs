@@ -13,3 +13,4 @@ pub mod model;
 pub mod sim;
 mod suggestions;
 pub mod units;
+pub mod xml;

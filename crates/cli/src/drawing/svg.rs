@@ -7,7 +7,7 @@ use super::layout::{BOX_HEIGHT, GraphDirection, PictureLayout, layout};
 use std::fmt::Write;
 use tidemill_model::display::bytes;
 use tidemill_model::lineage::{Graph, HIDDEN, Vertex, text};
-use tidemill_model::xml::escaped;
+use tidemill_plan::xml::escaped;
 
 /// Font size of names, in pixels; the next constant is the approximate width of a character.
 const FONT: usize = 15;

@@ -145,7 +145,7 @@ fn settings(file: &str, text: &str) -> Result<SettingGroup, (Position, RuleProbl
         return Err((Position::START, RuleProblem::Length(text.len())));
     }
     match TextForm::of(text) {
-        // Sections are no rule; the error of the XML reader names the element that it expects.
+        // Sections are no rule; the error of the XML parser names the element that it expects.
         TextForm::Xml | TextForm::Sections => {
             xml::read(text).map_err(|(at, what)| (at, RuleProblem::Xml(what)))
         }

@@ -307,6 +307,10 @@ fn rule_parses_xml_of_the_paper_without_entity_expansion() {
             "r.xml:2:2: definitions and CDATA",
         ),
         ("*.dat", "&b;", "only &amp; &lt;"),
+        ("*.dat", "&#42;.dat", "r.xml:4:12: only &amp; &lt;"),
+        ("workdir=", "name=", "r.xml:3:1: position"),
+        ("*.dat", "<![CDATA[*.dat]]>", "4:13: definitions"),
+        ("</rule>", "</rule> <rule/>", "8:9: a rule is one"),
         (
             "</pattern>",
             "</patern>",

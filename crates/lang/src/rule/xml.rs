@@ -1,10 +1,13 @@
 //! Parser of rules in the format of the paper on Active Storage (Piernas and Nieplocha, §3): an XML document with a pattern, a program, its
 //! arguments and its output. It is converted to the settings of a rule in libconfig.
 //!
-//! The parser knows elements, attributes, text, comments and the five named characters. There are no definitions, so no part of a document
-//! can expand to more than its own text.
+//! Documents have elements, attributes, text, comments and the five named characters. There are no definitions, so no part of a document can
+//! expand to more than its own text.
 
-use crate::script::{Position, ScriptValue, Setting, SettingGroup, ValueData};
+use crate::script::{Position, Positions, ScriptValue, Setting, SettingGroup, ValueData};
+use quick_xml::escape::unescape;
+use quick_xml::events::{BytesStart, Event};
+use quick_xml::reader::Reader;
 
 /// Maximum nesting depth of elements.
 const DEPTH_MAX: usize = 8;
@@ -22,20 +25,7 @@ struct XmlElement {
 
 /// Returns the settings of a document.
 pub(super) fn read(text: &str) -> Result<SettingGroup, XmlFault> {
-    let mut reader = XmlReader {
-        rest: text.trim_start_matches('\u{feff}'),
-        at: Position::START,
-    };
-    reader.prologue()?;
-    let root = reader.element(0)?;
-    reader.between()?;
-    if !reader.rest.is_empty() {
-        return Err((
-            reader.at,
-            "a rule is one element; nothing may follow it".into(),
-        ));
-    }
-    settings(&root)
+    settings(&parse(text.trim_start_matches('\u{feff}'))?)
 }
 
 fn settings(root: &XmlElement) -> Result<SettingGroup, XmlFault> {
@@ -125,179 +115,85 @@ fn setting(name: &str, at: Position, data: ValueData) -> Setting {
     }
 }
 
-struct XmlReader<'a> {
-    rest: &'a str,
-    at: Position,
+/// Returns the root element of a document.
+fn parse(text: &str) -> Result<XmlElement, XmlFault> {
+    const AROUND: &str = "a rule is one element <rule>, with only comments around it";
+    let positions = Positions::new(text);
+    let mut reader = Reader::from_str(text);
+    reader.config_mut().expand_empty_elements = true;
+    // Otherwise errors would not name the position of the name.
+    reader.config_mut().check_end_names = false;
+    let (mut open, mut root): (Vec<XmlElement>, Option<XmlElement>) = (Vec::new(), None);
+    loop {
+        let begun = usize::try_from(reader.buffer_position()).unwrap_or(usize::MAX);
+        let at = |more: usize| positions.at(begun + more);
+        let event = reader.read_event();
+        match event.map_err(|error| (at(0), error.to_string()))? {
+            Event::Start(_) if open.len() == DEPTH_MAX => {
+                let what = format!("elements are nested more than {DEPTH_MAX} deep");
+                return Err((at(0), what));
+            }
+            Event::Start(tag) if root.is_none() => open.push(element(&tag, at(0))?),
+            Event::End(tag) => {
+                let element = open.pop().ok_or_else(|| (at(0), AROUND.to_owned()))?;
+                if tag.name().as_ref() != element.name {
+                    let (expected, found) = (element.name, tag.name());
+                    let what = format!("expected </{expected}>, found </{}>", found.as_ref());
+                    return Err((at(2), what));
+                }
+                match open.last_mut() {
+                    Some(parent) => parent.children.push(element),
+                    None => root = Some(element),
+                }
+            }
+            Event::Text(text) if open.is_empty() && text.trim().is_empty() => {}
+            Event::Comment(_) => {}
+            Event::Decl(_) if open.is_empty() && root.is_none() => {}
+            Event::Decl(_) | Event::PI(_) | Event::DocType(_) | Event::CData(_) => {
+                let what = "definitions and CDATA are not read in rules: write the text itself";
+                return Err((at(1), what.into()));
+            }
+            Event::Eof if open.is_empty() => {
+                return root.ok_or_else(|| (at(0), AROUND.to_owned()));
+            }
+            event => match (event, open.last_mut()) {
+                (Event::Text(text), Some(element)) => element.text.push_str(&text),
+                (Event::GeneralRef(name), Some(element)) => {
+                    let plain = plain(&format!("&{};", &*name), at(0))?;
+                    element.text.push_str(&plain);
+                }
+                (Event::Eof, Some(element)) => {
+                    return Err((element.at, format!("<{}> is never closed", element.name)));
+                }
+                _ => return Err((at(0), AROUND.into())),
+            },
+        }
+    }
 }
 
-impl XmlReader<'_> {
-    fn skip(&mut self, bytes: usize) -> String {
-        let (gone, rest) = self.rest.split_at(bytes);
-        for c in gone.chars() {
-            match c {
-                '\n' => {
-                    self.at.line += 1;
-                    self.at.column = 1;
-                }
-                _ => self.at.column += 1,
-            }
-        }
-        let gone = gone.to_owned();
-        self.rest = rest;
-        gone
-    }
-
-    fn expect(&mut self, text: &str) -> Result<(), XmlFault> {
-        if self.rest.starts_with(text) {
-            self.skip(text.len());
-            return Ok(());
-        }
-        let found = self.rest.chars().next();
-        let found = found.map_or_else(|| "the end".into(), |c| format!("{c:?}"));
-        Err((self.at, format!("expected {text:?}, found {found}")))
-    }
-
-    /// Skips a text up to and including `end`.
-    fn skip_past(&mut self, end: &str, what: &str) -> Result<String, XmlFault> {
-        let at = self.at;
-        let found = self.rest.find(end);
-        let found = found.ok_or_else(|| (at, format!("this {what} is never closed")))?;
-        let text = self.skip(found);
-        self.skip(end.len());
-        Ok(text)
-    }
-
-    fn spaces(&mut self) {
-        let spaces = self.rest.len() - self.rest.trim_start().len();
-        self.skip(spaces);
-    }
-
-    fn prologue(&mut self) -> Result<(), XmlFault> {
-        self.spaces();
-        if self.rest.starts_with("<?xml") {
-            self.skip_past("?>", "declaration")?;
-        }
-        self.between()
-    }
-
-    /// Skips spaces and comments.
-    fn between(&mut self) -> Result<(), XmlFault> {
-        loop {
-            self.spaces();
-            if !self.rest.starts_with("<!--") {
-                return Ok(());
-            }
-            self.skip_past("-->", "comment")?;
-        }
-    }
-
-    fn name(&mut self) -> Result<String, XmlFault> {
-        let is_part = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
-        let end = self.rest.find(|c| !is_part(c)).unwrap_or(self.rest.len());
-        match end {
-            0 if self.rest.starts_with('!') => {
-                let what = "definitions and CDATA are not read in rules: write the text itself";
-                Err((self.at, what.into()))
-            }
-            0 => Err((self.at, "expected a name".into())),
-            _ => Ok(self.skip(end)),
-        }
-    }
-
-    fn element(&mut self, depth: usize) -> Result<XmlElement, XmlFault> {
-        let at = self.at;
-        if depth == DEPTH_MAX {
-            return Err((
-                at,
-                format!("elements are nested more than {DEPTH_MAX} deep"),
-            ));
-        }
-        self.expect("<")?;
-        let mut element = XmlElement {
-            name: self.name()?,
-            at,
-            attributes: Vec::new(),
-            children: Vec::new(),
-            text: String::new(),
-        };
-        loop {
-            self.spaces();
-            if self.rest.starts_with("/>") {
-                self.skip(2);
-                return Ok(element);
-            }
-            if self.rest.starts_with('>') {
-                self.skip(1);
-                break;
-            }
-            let name = self.name()?;
-            self.expect("=")?;
-            let quote = if self.rest.starts_with('\'') {
-                "'"
-            } else {
-                "\""
-            };
-            self.expect(quote)?;
-            let from = self.at;
-            let value = self.skip_past(quote, "value")?;
-            if element.attributes.iter().any(|(given, _)| *given == name) {
-                return Err((from, format!("attribute \"{name}\" is set twice")));
-            }
-            element.attributes.push((name, plain(&value, from)?));
-        }
-        self.content(&mut element, depth)?;
-        Ok(element)
-    }
-
-    fn content(&mut self, element: &mut XmlElement, depth: usize) -> Result<(), XmlFault> {
-        loop {
-            let from = self.at;
-            let end = self.rest.find('<');
-            let end =
-                end.ok_or_else(|| (element.at, format!("<{}> is never closed", element.name)))?;
-            let text = self.skip(end);
-            element.text.push_str(&plain(&text, from)?);
-            if self.rest.starts_with("<!--") {
-                self.skip_past("-->", "comment")?;
-            } else if self.rest.starts_with("</") {
-                self.skip(2);
-                let at = self.at;
-                let name = self.name()?;
-                if name != element.name {
-                    return Err((at, format!("expected </{}>, found </{name}>", element.name)));
-                }
-                self.spaces();
-                return self.expect(">");
-            } else {
-                let child = self.element(depth + 1)?;
-                element.children.push(child);
-            }
-        }
-    }
+/// Returns the element of a start tag, without its content.
+fn element(tag: &BytesStart<'_>, at: Position) -> Result<XmlElement, XmlFault> {
+    let attributes = tag.attributes().map(|attribute| {
+        let attribute = attribute.map_err(|error| (at, error.to_string()))?;
+        let value = plain(&attribute.value, at)?;
+        Ok((attribute.key.as_ref().to_owned(), value))
+    });
+    Ok(XmlElement {
+        name: tag.name().as_ref().to_owned(),
+        at,
+        attributes: attributes.collect::<Result<_, XmlFault>>()?,
+        children: Vec::new(),
+        text: String::new(),
+    })
 }
 
 /// Returns a text in which named characters are replaced.
 fn plain(text: &str, at: Position) -> Result<String, XmlFault> {
-    const NAMES: [(&str, char); 5] = [
-        ("amp;", '&'),
-        ("lt;", '<'),
-        ("gt;", '>'),
-        ("quot;", '"'),
-        ("apos;", '\''),
-    ];
-    let mut out = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('&') {
-        out.push_str(before);
-        let known = NAMES
-            .iter()
-            .find_map(|(name, c)| Some((after.strip_prefix(name)?, *c)));
-        let Some((left, c)) = known else {
+    match unescape(text) {
+        Ok(plain) if !text.contains("&#") => Ok(plain.into_owned()),
+        _ => {
             let what = "only &amp; &lt; &gt; &quot; and &apos; are known in rules";
-            return Err((at, what.into()));
-        };
-        out.push(c);
-        rest = left;
+            Err((at, what.into()))
+        }
     }
-    Ok(out + rest)
 }

@@ -1,7 +1,7 @@
 //! Forms of a text: one place tells them apart, for jobs, rules and hooks.
 
 use super::{MAX_SCRIPT_BYTES, Position, ScriptError, ScriptProblem, SettingGroup};
-use super::{from_toml, parse::libconfig, position::Positions};
+use super::{Positions, from_toml, parse::libconfig};
 
 /// Form of a text with a job, a rule or hooks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

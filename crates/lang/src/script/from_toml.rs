@@ -11,8 +11,8 @@
 //!
 //! `[on]` makes the text a rule. Arrays of plain values of one type become arrays, and all other arrays become lists.
 
+use super::Positions;
 use super::parse::is_name;
-use super::position::Positions;
 use super::{
     MAX_DEPTH, Position, ScriptProblem, ScriptValue, Setting, SettingGroup, ValueData, is_array,
 };

@@ -11,6 +11,7 @@ mod print;
 mod to_toml;
 
 pub use form::{ErrorNames, TextForm, parse};
+pub(crate) use position::Positions;
 
 use tidemill_model::similar_names::did_you_mean;
 use tidemill_model::substitute::Template;

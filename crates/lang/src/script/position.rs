@@ -7,14 +7,14 @@ const STEP_BYTES: usize = 1024;
 
 /// Index of a text that converts offsets to lines and columns. A look-up reads at most about [`STEP_BYTES`] of the text.
 #[derive(Debug)]
-pub(super) struct Positions<'s> {
+pub(crate) struct Positions<'s> {
     text: &'s str,
     /// Known offsets and their positions, ascending; the first offset is 0.
     known: Vec<(usize, Position)>,
 }
 
 impl<'s> Positions<'s> {
-    pub(super) fn new(text: &'s str) -> Self {
+    pub(crate) fn new(text: &'s str) -> Self {
         let mut known = vec![(0, Position::START)];
         let mut position = Position::START;
         let mut due = STEP_BYTES;
@@ -29,7 +29,7 @@ impl<'s> Positions<'s> {
     }
 
     /// Returns the position of the character at an offset, or after the last character.
-    pub(super) fn at(&self, offset: usize) -> Position {
+    pub(crate) fn at(&self, offset: usize) -> Position {
         let count = self.known.partition_point(|(known, _)| *known <= offset);
         let Some(&(start, position)) = self.known[..count].last() else {
             return Position::START;

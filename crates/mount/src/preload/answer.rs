@@ -13,6 +13,7 @@ use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, FileType, RenameFlags};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use tidemill_model::id::Inode;
@@ -657,7 +658,8 @@ impl Answers {
         reply.answer.stat.size = failed.len() as u64;
         for one in failed {
             let state: &[u8] = if one.waits { b"waits" } else { b"refused" };
-            let texts = [state, &one.path, one.why.as_bytes(), &one.file];
+            let [path, file] = [&one.path, &one.file].map(|path| path.as_os_str().as_bytes());
+            let texts = [state, path, one.why.as_bytes(), file];
             let bytes: usize = texts.iter().map(|text| text.len() + 1).sum();
             if reply.text.len() + bytes > LISTING_BYTES_MAX {
                 break;

@@ -1,7 +1,8 @@
 //! Local copies of files whose bytes are not in a node's directory on this host. A copy is fetched at the open, and its changes are
 //! transferred at the close or sync (next: `mount/src/fs/file.rs`).
 
-use super::spool::{ShelfRecord, Spool};
+use super::open_files::SHARE_OF_OTHERS;
+use super::spool::{Spool, SpoolRecord};
 use crate::error::Error;
 use crate::fs::names::AttributeChanges;
 use crate::fs::{Caller, Fs, InodeKey, WaitPolicy};
@@ -23,8 +24,6 @@ const BLOCK_BYTES: usize = 64 << 10;
 const PIECE_BYTES: usize = 4 << 20;
 /// Maximum number of bytes of copies of sealed versions that are kept when no program has them open.
 const KEPT_BYTES_MAX: u64 = 256 << 20;
-/// Divisor of the device with the copies that gives the share of each user, except root and the serving user.
-const SHARE_OF_OTHERS: u64 = 4;
 /// Time after a change in which a second change may get the same time, if the file system's clock is coarse.
 const GRAIN: Duration = Duration::from_millis(20);
 /// Number of tests that determine the resolution of the file system's clock.
@@ -43,9 +42,8 @@ pub(super) struct LocalFile {
 struct Spooled {
     /// Number of handles that have the copy open, plus number of pending seals.
     users: usize,
-    /// Number of the spool file; `None` if the file has no name.
-    number: Option<u64>,
-    record: Option<ShelfRecord>,
+    /// Record of the spool file; `None` if the file has no name.
+    record: Option<SpoolRecord>,
 }
 
 /// Content of the file that the cluster has.
@@ -92,7 +90,7 @@ impl LocalFiles {
     pub(super) fn share(&self) -> u64 {
         let device = rustix::fs::statvfs(&self.directory);
         device.map_or(u64::MAX, |device| {
-            device.f_blocks.saturating_mul(device.f_frsize) / SHARE_OF_OTHERS
+            device.f_blocks.saturating_mul(device.f_frsize) / SHARE_OF_OTHERS as u64
         })
     }
 
@@ -102,12 +100,12 @@ impl LocalFiles {
     }
 
     /// Returns the local copy of the file that is open as `handle`, which all openers of the same version share. If there is no copy,
-    /// fetches it, into a spool file if it may be written asynchronously.
+    /// fetches it, into a spool file if it may be written asynchronously. A spool file survives the end of any process.
     pub(super) fn of(
         &self,
         id: Id,
         mtime: i64,
-        spool: Option<&Spool>,
+        spool: Option<(&Spool, SpoolRecord)>,
         fetch: impl Fn(u64, usize) -> Result<Vec<u8>, Error>,
     ) -> Result<Arc<LocalFile>, Error> {
         let place = self.open.lock().entry(id).or_default().clone();
@@ -115,8 +113,11 @@ impl LocalFiles {
         if let Some(copy) = place.upgrade() {
             return Ok(copy);
         }
-        let (number, file) = match spool {
-            Some(spool) => spool.make().map(|(number, file)| (Some(number), file))?,
+        let (made, file) = match spool {
+            Some((spool, record)) => {
+                let (record, file) = spool.make(record)?;
+                (Some((spool, record)), file)
+            }
             None => (None, self.nameless(id.0)?),
         };
         let fetched = match self.fetched(&file, mtime, &fetch) {
@@ -126,18 +127,23 @@ impl LocalFiles {
             }
             fetched => fetched,
         };
-        let fetched = fetched.map(|known| LocalFile {
-            file,
-            known: Mutex::new(known),
-            spooled: Mutex::default(),
+        let kept = fetched.and_then(|known| match &made {
+            Some((spool, record)) => Ok(spool.keep(record).map(|()| known)?),
+            None => Ok(known),
         });
-        let copy = fetched.inspect_err(|_| {
-            if let (Some(spool), Some(number)) = (spool, number) {
-                spool.remove(number);
+        let known = kept.inspect_err(|_| {
+            if let Some((spool, record)) = &made {
+                spool.remove(record.number);
             }
         })?;
-        copy.spooled.lock().number = number;
-        let copy = Arc::new(copy);
+        let copy = Arc::new(LocalFile {
+            file,
+            known: Mutex::new(known),
+            spooled: Mutex::new(Spooled {
+                users: 0,
+                record: made.map(|(_, record)| record),
+            }),
+        });
         *place = Arc::downgrade(&copy);
         Ok(copy)
     }
@@ -278,19 +284,33 @@ impl LocalFiles {
 }
 
 impl LocalFile {
-    /// Returns a local copy for a spool file that an earlier process has left. The version that was begun for the file has none of its
-    /// bytes.
-    pub(super) fn taken_up(file: File, record: ShelfRecord) -> Self {
-        let spooled = Spooled {
-            users: 1,
-            number: Some(record.number),
-            record: Some(record),
-        };
+    /// Returns a local copy for a spool file whose bytes no version has.
+    pub(super) fn taken_up(file: File, record: SpoolRecord) -> Self {
         Self {
             file,
             known: Mutex::default(),
-            spooled: Mutex::new(spooled),
+            spooled: Mutex::new(Spooled {
+                users: 1,
+                record: Some(record),
+            }),
         }
+    }
+
+    /// Moves the spool file to a local copy of its own, whose bytes no version has.
+    pub(super) fn start_over(&self) -> Option<Arc<Self>> {
+        let file = self.file.try_clone().ok()?;
+        let record = self.spooled.lock().record.take()?;
+        Some(Arc::new(Self::taken_up(file, record)))
+    }
+
+    /// Records that a version was begun for the bytes of a spool file. The version has none of the bytes yet.
+    pub(super) fn begins(&self, object: u64, spool: &Spool) -> Result<(), Error> {
+        *self.known.lock() = KnownContent::default();
+        if let Some(record) = &mut self.spooled.lock().record {
+            record.follows.push(object);
+            spool.keep(record)?;
+        }
+        Ok(())
     }
 
     /// Counts another opener.
@@ -303,41 +323,15 @@ impl LocalFile {
         let mut spooled = self.spooled.lock();
         spooled.users = spooled.users.saturating_sub(1);
         if spooled.users == 0
-            && let Some(number) = spooled.number.take()
+            && let Some(record) = spooled.record.take()
         {
-            spooled.record = None;
-            spool.remove(number);
+            spool.remove(record.number);
         }
     }
 
-    /// Makes the local copy survive the end of any process. Returns whether it does. The copy does not survive if its opener writes no
-    /// files asynchronously, or if the copy cannot be stored in the way that it is open.
-    pub(super) fn survives(
-        &self,
-        spool: &Spool,
-        record: impl FnOnce(u64) -> ShelfRecord,
-    ) -> Result<bool, Error> {
-        let mut spooled = self.spooled.lock();
-        let Some(number) = spooled.number else {
-            return Ok(false);
-        };
-        if spooled.record.is_none() {
-            let record = record(number);
-            spool.keep(&record)?;
-            spooled.record = Some(record);
-        }
-        Ok(true)
-    }
-
-    pub(super) fn record(&self) -> Option<ShelfRecord> {
+    /// Returns the record of the spool file; `None` if the local copy does not survive the end of this process.
+    pub(super) fn record(&self) -> Option<SpoolRecord> {
         self.spooled.lock().record.clone()
-    }
-
-    /// Removes the spool file from the local copy and returns its record.
-    pub(super) fn give_up_record(&self) -> Option<ShelfRecord> {
-        let mut spooled = self.spooled.lock();
-        spooled.number = None;
-        spooled.record.take()
     }
 
     /// Whether the local copy was changed since its last transfer.

@@ -8,7 +8,7 @@
 
 use super::copies::{LocalFile, LocalFiles};
 use super::path_resolution::Walker;
-use super::spool::ShelfRecord;
+use super::spool::SpoolRecord;
 use super::write_behind::WriteBehind;
 use crate::error::Error;
 use crate::fs::file::{OpenHow, OpenedFile};
@@ -18,8 +18,10 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
+use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
+use std::hash::Hash;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -28,8 +30,8 @@ use tidemill_preload_api::HANDLES_AT;
 
 /// Maximum number of descriptors that programs have at once.
 const GIVEN_MAX: usize = 65_536;
-/// Divisor of [`GIVEN_MAX`] for each user, except root and the serving user.
-const SHARE_OF_OTHERS: usize = 4;
+/// Divisor of each limit for each user, except root and the serving user.
+pub(super) const SHARE_OF_OTHERS: usize = 4;
 /// Minimum interval at which the process searches for closed files without a request.
 const SWEEP_PAUSE: Duration = Duration::from_millis(20);
 /// Divisor of the time that the search for closed files may take.
@@ -97,10 +99,15 @@ struct OpenTables {
 }
 
 impl OpenTables {
+    /// Returns the open files with these numbers.
+    fn of(&self, numbers: Option<&BTreeSet<u64>>) -> impl Iterator<Item = &Arc<OpenFile>> {
+        let numbers = numbers.into_iter().flatten();
+        numbers.filter_map(|number| self.by_number.get(number))
+    }
+
     /// Whether a program may still write the file that a handle has closed.
     fn is_written(&self, open_file: &OpenFile) -> bool {
-        let numbers = self.by_inode.get(&open_file.key.ino).into_iter().flatten();
-        let mut open = numbers.filter_map(|number| self.by_number.get(number));
+        let mut open = self.of(self.by_inode.get(&open_file.key.ino));
         open.any(|other| other.write && !other.is_given())
     }
 
@@ -111,9 +118,8 @@ impl OpenTables {
 
     /// Returns the bytes of the local copies that a user has open, and of copies that are being fetched for the user.
     fn copied(&self, uid: u32) -> u64 {
-        let numbers = self.by_user.get(&uid).into_iter().flatten();
-        let open_file = numbers.filter_map(|number| self.by_number.get(number));
-        let copies = open_file.filter_map(|open_file| open_file.copy.as_ref());
+        let open_files = self.of(self.by_user.get(&uid));
+        let copies = open_files.filter_map(|open_file| open_file.copy.as_ref());
         // Several open files may share a copy.
         let copies: BTreeMap<_, _> = copies.map(|copy| (Arc::as_ptr(copy), copy)).collect();
         let used =
@@ -160,6 +166,16 @@ impl Drop for FetchingBytes<'_> {
             if *bytes == 0 {
                 open.fetched.remove(&self.uid);
             }
+        }
+    }
+}
+
+/// Removes the number of an open file from an index.
+fn remove<K: Eq + Hash>(index: &mut HashMap<K, BTreeSet<u64>>, key: K, open_file: &OpenFile) {
+    if let Entry::Occupied(mut numbers) = index.entry(key) {
+        numbers.get_mut().remove(&open_file.number);
+        if numbers.get().is_empty() {
+            numbers.remove();
         }
     }
 }
@@ -308,26 +324,25 @@ impl OpenFiles {
             by.write_behind && opened.write && !key.is_special() && opened.object < u64::MAX / 2;
         let write_behind = write_behind && self.write_behind.has_space(other_user);
         let size = if key.is_special() { 0 } else { attr.size };
-        let fetched = self.fetches(by, size)?;
-        let copy = self.copy_of(by, key, opened, (attr.mtime, write_behind))?;
-        drop(fetched);
-        copy.enter();
-        let record = |number| ShelfRecord {
-            number,
+        let record = write_behind.then(|| SpoolRecord {
             inode: key.ino,
             uid: by.caller.uid,
             gid: by.caller.gid,
             follows: vec![attr.object, opened.object],
             path: self.fs.table.path(key.ino).unwrap_or_default(),
-        };
+            ..SpoolRecord::default()
+        });
+        let fetched = self.fetches(by, size)?;
+        let copy = self.copy_of(by, key, opened, (attr.mtime, record))?;
+        drop(fetched);
+        copy.enter();
         let mut prepare = || {
             // Otherwise the prepared memory after its end would be lost.
             if by.how.truncate && copy.file.metadata()?.len() > 0 {
                 copy.file.set_len(0)?;
             }
             open_file.file = Arc::new(copy.file.try_clone()?);
-            open_file.write_behind =
-                write_behind && copy.survives(&self.write_behind.spool, record)?;
+            open_file.write_behind = write_behind && copy.record().is_some();
             Ok::<_, Error>(())
         };
         prepare().inspect_err(|_| copy.leave(&self.write_behind.spool))?;
@@ -340,11 +355,11 @@ impl OpenFiles {
         by: FileOpener,
         key: InodeKey,
         opened: &OpenedFile,
-        (mtime, write_behind): (i64, bool),
+        (mtime, record): (i64, Option<SpoolRecord>),
     ) -> Result<Arc<LocalFile>, Error> {
         let (fs, handle, special) = (&self.fs, opened.handle, key.is_special());
         let id = (key.pack(), opened.object);
-        let spool = write_behind.then_some(&self.write_behind.spool);
+        let spool = record.map(|record| (&self.write_behind.spool, record));
         self.copies.of(id, mtime, spool, |at, bytes| {
             if special && by.how.write {
                 return Ok(Vec::new());
@@ -375,43 +390,32 @@ impl OpenFiles {
     /// Returns the open files of a local file with this device number and inode.
     pub(super) fn of_file(&self, file: (u64, u64)) -> Vec<Arc<OpenFile>> {
         let open = self.open.lock();
-        let numbers = open.by_file.get(&file).into_iter().flatten();
-        numbers
-            .filter_map(|number| open.by_number.get(number).cloned())
-            .collect()
+        open.of(open.by_file.get(&file)).cloned().collect()
     }
 
     pub(super) fn of_inode(&self, ino: u64) -> Vec<Arc<OpenFile>> {
         let open = self.open.lock();
-        let numbers = open.by_inode.get(&ino).into_iter().flatten();
-        numbers
-            .filter_map(|number| open.by_number.get(number).cloned())
-            .collect()
+        open.of(open.by_inode.get(&ino)).cloned().collect()
     }
 
     /// Finishes the closed open files of an inode: when the function returns, it has processed all closes that returned before.
     pub(super) fn settle(&self, ino: u64) {
         self.sweep(&self.of_inode(ino));
-        let deadline = deadline::deadline();
-        let mut open = self.open.lock();
-        while open.ending.contains_key(&ino) {
-            if deadline::wait(&self.changed, &mut open, deadline) {
-                return;
-            }
-        }
+        self.wait_while(|open| open.ending.contains_key(&ino));
     }
 
     /// Finishes the closed open files of all inodes, like [`Self::settle`].
     pub(super) fn settle_all(&self) {
         let all: Vec<_> = self.open.lock().by_number.values().cloned().collect();
         self.sweep(&all);
+        self.wait_while(|open| !open.ending.is_empty());
+    }
+
+    /// Waits until a condition of the open files is false, at most until the deadline.
+    fn wait_while(&self, holds: impl Fn(&OpenTables) -> bool) {
         let deadline = deadline::deadline();
         let mut open = self.open.lock();
-        while !open.ending.is_empty() {
-            if deadline::wait(&self.changed, &mut open, deadline) {
-                return;
-            }
-        }
+        while holds(&open) && !deadline::wait(&self.changed, &mut open, deadline) {}
     }
 
     fn sweep(&self, open_file: &[Arc<OpenFile>]) {
@@ -462,28 +466,11 @@ impl OpenFiles {
             return false;
         }
         if let Ok(stat) = open_file.file.metadata() {
-            let file = (stat.dev(), stat.ino());
-            if let Some(numbers) = open.by_file.get_mut(&file) {
-                numbers.remove(&open_file.number);
-                if numbers.is_empty() {
-                    open.by_file.remove(&file);
-                }
-            }
+            remove(&mut open.by_file, (stat.dev(), stat.ino()), open_file);
         }
-        let ino = open_file.key.ino;
-        if let Some(numbers) = open.by_inode.get_mut(&ino) {
-            numbers.remove(&open_file.number);
-            if numbers.is_empty() {
-                open.by_inode.remove(&ino);
-            }
-        }
-        let uid = open_file.caller.uid;
-        if let Some(numbers) = open.by_user.get_mut(&uid) {
-            numbers.remove(&open_file.number);
-            if numbers.is_empty() {
-                open.by_user.remove(&uid);
-            }
-        }
+        let (ino, uid) = (open_file.key.ino, open_file.caller.uid);
+        remove(&mut open.by_inode, ino, open_file);
+        remove(&mut open.by_user, uid, open_file);
         open.unlock(open_file);
         *open.ending.entry(ino).or_default() += 1;
         true

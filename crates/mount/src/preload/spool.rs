@@ -7,41 +7,49 @@
 
 use crate::fs::Caller;
 use parking_lot::Mutex;
+use prost::Message as _;
 use rustix::fd::AsRawFd;
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, fallocate, linkat, open};
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs::File;
-use std::io::{self, Write as _};
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
+use tidemill_client::host_id;
 
-/// First line of a record, with the version of its format.
-const HEAD: &str = "tidemill-asynchronous 1";
-const RECORD_BYTES_MAX: u64 = 64 << 10;
 /// Bytes of memory that are allocated in advance for the next file, because the allocation is most of the cost of a write.
 const READY_BYTES: u64 = 128 << 20;
 /// Type that `statfs` reports for a file system in memory (`TMPFS_MAGIC` of Linux).
 const TMPFS: i64 = 0x0102_1994;
-/// File with Linux's id of the current boot of the host.
-const BOOT: &str = "/proc/sys/kernel/random/boot_id";
 
 /// Identity of a file whose bytes are to be stored.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct ShelfRecord {
+#[derive(Clone, PartialEq, Eq, prost::Message)]
+pub(super) struct SpoolRecord {
+    #[prost(uint64, tag = "1")]
     pub(super) number: u64,
+    #[prost(uint64, tag = "2")]
     pub(super) inode: u64,
+    #[prost(uint32, tag = "3")]
     pub(super) uid: u32,
+    #[prost(uint32, tag = "4")]
     pub(super) gid: u32,
     /// Objects of the versions that the file may follow: the previous version, and versions that were begun for the file. If the file's
     /// current version is another version, another client has written the file.
+    #[prost(uint64, repeated, tag = "5")]
     pub(super) follows: Vec<u64>,
     /// Path of the file, as users see it.
+    #[prost(bytes = "vec", tag = "6")]
     pub(super) path: Vec<u8>,
+    #[prost(uint64, tag = "7")]
+    pub(super) cluster: u64,
+    /// Linux's id of the boot in which the file was written. The last field: a record without its end belongs to no boot.
+    #[prost(string, tag = "8")]
+    pub(super) boot: String,
 }
 
-impl ShelfRecord {
+impl SpoolRecord {
     pub(super) fn caller(&self) -> Caller {
         Caller {
             uid: self.uid,
@@ -54,7 +62,7 @@ impl ShelfRecord {
 /// A spool file that was found in the directory.
 #[derive(Debug)]
 pub(super) struct SpoolFile {
-    pub(super) record: ShelfRecord,
+    pub(super) record: SpoolRecord,
     pub(super) file: File,
     /// Reason why the file cannot be stored.
     pub(super) foreign: Option<&'static str>,
@@ -82,14 +90,13 @@ struct NextFile {
 
 impl Spool {
     pub(super) fn new(directory: PathBuf, cluster: u64) -> Self {
-        let boot = std::fs::read_to_string(BOOT).unwrap_or_default();
         let kind = rustix::fs::statfs(&directory).map(|stat| stat.f_type);
         Self {
             in_memory: kind.is_ok_and(|kind| i128::from(kind) == i128::from(TMPFS)),
             ready: Mutex::default(),
             directory,
             cluster,
-            boot: boot.trim().to_owned(),
+            boot: host_id::boot(),
             next: AtomicU64::new(1),
         }
     }
@@ -103,33 +110,33 @@ impl Spool {
         self.directory.join(format!("{number}.r"))
     }
 
-    /// Returns a new spool file without a record, and its number.
-    pub(super) fn make(&self) -> io::Result<(u64, File)> {
+    /// Creates a spool file. Returns the file with its record, which is not stored yet.
+    pub(super) fn make(&self, record: SpoolRecord) -> io::Result<(SpoolRecord, File)> {
         let mut ready = self.ready.lock();
         ready.wanted = true;
         let file = ready.file.take();
         drop(ready);
-        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let record = SpoolRecord {
+            number: self.next.fetch_add(1, Ordering::Relaxed),
+            cluster: self.cluster,
+            boot: self.boot.clone(),
+            ..record
+        };
+        let path = self.path(record.number);
         if let Some(file) = file {
             let open = format!("/proc/self/fd/{}", file.as_raw_fd());
-            linkat(CWD, open, CWD, self.path(number), AtFlags::SYMLINK_FOLLOW)?;
-            return Ok((number, file));
+            linkat(CWD, open, CWD, path, AtFlags::SYMLINK_FOLLOW)?;
+            return Ok((record, file));
         }
         let mut how = File::options();
         let file = how.read(true).write(true).create_new(true).mode(0o600);
-        Ok((number, file.open(self.path(number))?))
+        Ok((record, file.open(path)?))
     }
 
-    /// Whether a spool file should be created in advance.
-    pub(super) fn wants_one(&self) -> bool {
-        let ready = self.ready.lock();
-        self.in_memory && ready.wanted && ready.file.is_none()
-    }
-
-    /// Creates a spool file for the next request, with memory after its end.
+    /// Creates a spool file with memory after its end for the next request, if programs write files asynchronously.
     pub(super) fn prepare(&self) -> io::Result<()> {
         let mut ready = self.ready.lock();
-        if ready.file.is_some() {
+        if !self.in_memory || !ready.wanted || ready.file.is_some() {
             return Ok(());
         }
         // Set again only when the next file is requested.
@@ -152,12 +159,10 @@ impl Spool {
     }
 
     /// Stores a record of a spool file, in place of the previous record.
-    pub(super) fn keep(&self, record: &ShelfRecord) -> io::Result<()> {
+    pub(super) fn keep(&self, record: &SpoolRecord) -> io::Result<()> {
         let path = self.record_path(record.number);
         let new = path.with_extension("new");
-        let mut how = File::options();
-        let file = how.write(true).create(true).truncate(true).mode(0o600);
-        file.open(&new)?.write_all(&self.encode(record))?;
+        std::fs::write(&new, record.encode_to_vec())?;
         std::fs::rename(new, path)
     }
 
@@ -175,66 +180,57 @@ impl Spool {
     /// Returns the spool files of an earlier process, the oldest first, and removes incomplete files. If several spool files belong to one
     /// file of the cluster, only the newest is returned.
     pub(super) fn find(&self) -> io::Result<Vec<SpoolFile>> {
-        let mut found: BTreeMap<u64, SpoolFile> = BTreeMap::new();
+        let mut numbers = BTreeSet::new();
         for entry in std::fs::read_dir(&self.directory)? {
             let name = entry?.file_name();
             let text = name.to_string_lossy();
             let number = text.split('.').next().and_then(|text| text.parse().ok());
             let Some(number) = number else { continue };
             self.next.fetch_max(number + 1, Ordering::Relaxed);
-            if text.contains('.') {
-                if text.ends_with(".new") || !self.path(number).exists() {
-                    std::fs::remove_file(self.directory.join(&name))?;
-                }
-                continue;
-            }
-            match self.take(number) {
-                Ok(one) => {
-                    found.insert(number, one);
-                }
-                Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove(number),
-                Err(error) => tracing::warn!("{} can't be used: {error}", text),
+            if !text.contains('.') {
+                numbers.insert(number);
+            } else if text.ends_with(".new") || !self.path(number).exists() {
+                std::fs::remove_file(self.directory.join(&name))?;
             }
         }
-        Ok(self.newest(found))
+        let mut found = Vec::new();
+        for number in numbers {
+            match self.take(number) {
+                Ok(one) => self.add(&mut found, one),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => self.remove(number),
+                Err(error) => tracing::warn!("{number} can't be used: {error}"),
+            }
+        }
+        Ok(found)
     }
 
-    fn newest(&self, found: BTreeMap<u64, SpoolFile>) -> Vec<SpoolFile> {
-        let mut newest: Vec<SpoolFile> = Vec::new();
-        for (number, mut one) in found {
-            let same = |other: &SpoolFile| {
-                let ours = one.foreign.is_none() && other.foreign.is_none();
-                ours && other.record.inode == one.record.inode
-            };
-            if let Some(at) = newest.iter().position(same) {
-                let before = newest.remove(at);
-                one.record.follows.extend(before.record.follows);
-                // Both exist until the merged record is stored.
-                if self.keep(&one.record).is_ok() {
-                    self.remove(before.record.number);
-                }
+    /// Adds a spool file in place of an older spool file of the same file.
+    fn add(&self, found: &mut Vec<SpoolFile>, mut one: SpoolFile) {
+        let same = |other: &SpoolFile| {
+            let ours = one.foreign.is_none() && other.foreign.is_none();
+            ours && other.record.inode == one.record.inode
+        };
+        if let Some(at) = found.iter().position(same) {
+            let before = found.remove(at);
+            one.record.follows.extend(before.record.follows);
+            // Both exist until the merged record is stored.
+            if self.keep(&one.record).is_ok() {
+                self.remove(before.record.number);
             }
-            one.record.number = number;
-            newest.push(one);
         }
-        newest
+        found.push(one);
     }
 
     fn take(&self, number: u64) -> io::Result<SpoolFile> {
-        let path = self.record_path(number);
-        let wrong = || io::Error::new(io::ErrorKind::InvalidData, "its record is invalid");
-        if path.symlink_metadata()?.len() > RECORD_BYTES_MAX {
-            return Err(wrong());
-        }
-        let bytes = std::fs::read(&path)?;
-        let (record, cluster, boot) = decode(number, &bytes).ok_or_else(wrong)?;
+        let bytes = std::fs::read(self.record_path(number))?;
+        let record = SpoolRecord::decode(&bytes[..])?;
         let file = File::options()
             .read(true)
             .write(true)
             .open(self.path(number))?;
-        let foreign = if cluster != self.cluster {
+        let foreign = if record.cluster != self.cluster {
             Some("it belongs to another cluster that had this address before")
-        } else if boot != self.boot {
+        } else if record.boot != self.boot {
             Some("the host was restarted before it was stored, so it may be corrupt")
         } else {
             None
@@ -245,48 +241,6 @@ impl Spool {
             foreign,
         })
     }
-
-    fn encode(&self, record: &ShelfRecord) -> Vec<u8> {
-        let follows: Vec<_> = record.follows.iter().map(u64::to_string).collect();
-        let head = format!(
-            "{HEAD}\ncluster {:016x}\nboot {}\nfile {} {} {}\nfollows {}\npath ",
-            self.cluster,
-            self.boot,
-            record.inode,
-            record.uid,
-            record.gid,
-            follows.join(" ")
-        );
-        let mut bytes = head.into_bytes();
-        bytes.extend_from_slice(&record.path);
-        bytes.push(b'\n');
-        bytes
-    }
-}
-
-/// Returns a record, the id of its cluster and the boot id of its host; `None` if the bytes are not a complete record.
-fn decode(number: u64, bytes: &[u8]) -> Option<(ShelfRecord, u64, String)> {
-    let mut lines = bytes.strip_suffix(b"\n")?.splitn(6, |&byte| byte == b'\n');
-    let mut line = |name: &str| {
-        let line = std::str::from_utf8(lines.next()?).ok()?;
-        line.strip_prefix(name)?.strip_prefix(' ')
-    };
-    let version = line("tidemill-asynchronous")?;
-    let (cluster, boot) = (line("cluster")?, line("boot")?.to_owned());
-    let mut file = line("file")?.split(' ');
-    let mut number_of = || file.next()?.parse::<u64>().ok();
-    let (inode, uid, gid) = (number_of()?, number_of()?, number_of()?);
-    let follows = line("follows")?.split(' ').map(|word| word.parse().ok());
-    let record = ShelfRecord {
-        number,
-        inode,
-        uid: uid.try_into().ok()?,
-        gid: gid.try_into().ok()?,
-        follows: follows.collect::<Option<_>>()?,
-        path: lines.next()?.strip_prefix(b"path ")?.to_vec(),
-    };
-    let cluster = u64::from_str_radix(cluster, 16).ok()?;
-    (HEAD.ends_with(version) && version == "1").then_some((record, cluster, boot))
 }
 
 /// Whether a directory that no process serves contains spool files.
@@ -296,23 +250,17 @@ pub(super) fn is_left(directory: &Path) -> bool {
     names.any(|name| name.as_bytes().ends_with(b".r"))
 }
 
-/// Returns a path in the form in which users see it.
-pub(super) fn shown(path: &Path) -> Vec<u8> {
-    path.to_owned().into_os_string().into_vec()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn record(number: u64, inode: u64) -> ShelfRecord {
-        ShelfRecord {
-            number,
+    fn record(inode: u64) -> SpoolRecord {
+        SpoolRecord {
             inode,
             uid: 7,
-            gid: 8,
-            follows: vec![0, number],
+            follows: vec![0, inode],
             path: b"/a\n \xff".to_vec(),
+            ..SpoolRecord::default()
         }
     }
 
@@ -320,40 +268,38 @@ mod tests {
     fn spool_record_round_trips_and_truncated_record_is_refused() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::new(directory.path().to_owned(), 0x7b);
-        let one = record(3, 5);
-        let bytes = spool.encode(&one);
-        let (back, cluster, boot) = decode(3, &bytes).unwrap();
-        assert_eq!((back, cluster, boot), (one, 0x7b, spool.boot.clone()));
+        let (one, _) = spool.make(record(5)).unwrap();
+        spool.keep(&one).unwrap();
+        let path = spool.record_path(one.number);
+        let bytes = std::fs::read(&path).unwrap();
         for length in 0..bytes.len() {
-            // The path may contain line ends: a record that is cut there is shorter, but valid.
-            let cut = decode(3, &bytes[..length]).map(|(record, ..)| record.path);
-            assert!(cut.is_none_or(|path| path == b"/a"), "{length}");
+            std::fs::write(&path, &bytes[..length]).unwrap();
+            let cut = spool.take(one.number);
+            assert!(cut.is_err() || cut.unwrap().foreign.is_some(), "{length}");
         }
+        std::fs::write(&path, &bytes).unwrap();
+        let back = spool.take(one.number).unwrap();
+        assert_eq!((back.record, back.foreign), (one, None));
     }
 
     #[test]
     fn spool_files_of_earlier_process_are_found_by_own_cluster() {
         let directory = tempfile::tempdir().unwrap();
         let spool = Spool::new(directory.path().to_owned(), 1);
-        let make = |inode: u64| {
-            let (number, file) = spool.make().unwrap();
-            (&file).write_all(inode.to_string().as_bytes()).unwrap();
-            number
-        };
-        let (unknown, old, other, new) = (make(1), make(5), make(6), make(5));
+        let make = |inode: u64| spool.make(record(inode)).unwrap().0;
+        let (unknown, made) = (make(1).number, [5, 6, 5].map(make));
         assert!(!is_left(directory.path()));
-        for (number, inode) in [(old, 5), (other, 6), (new, 5)] {
-            spool.keep(&record(number, inode)).unwrap();
-        }
+        made.iter().for_each(|one| spool.keep(one).unwrap());
         assert!(is_left(directory.path()));
+        let [old, other, new] = made.map(|one| one.number);
         let again = Spool::new(directory.path().to_owned(), 1);
         let found = again.find().unwrap();
         let numbers: Vec<_> = found.iter().map(|one| one.record.number).collect();
         assert_eq!(numbers, [other, new]);
-        assert_eq!(found[1].record.follows, [0, new, 0, old]);
+        assert_eq!(found[1].record.follows, [0, 5, 0, 5]);
         assert!(found.iter().all(|one| one.foreign.is_none()));
         assert!(!again.path(unknown).exists() && !again.path(old).exists());
-        assert_eq!(again.make().unwrap().0, new + 1);
+        assert_eq!(again.make(record(7)).unwrap().0.number, new + 1);
         let foreign = Spool::new(directory.path().to_owned(), 2).find().unwrap();
         assert!(foreign.iter().all(|one| one.foreign.is_some()));
         again.remove(other);

@@ -5,10 +5,11 @@
 //! node or the server is offline, the file waits. If the file is refused, it is retried as well, and `tidemill exec --wait` reports the
 //! reason. A file is abandoned only if another client has written it since.
 
+use super::NotStored;
 use super::copies::LocalFile;
-use super::open_files::{OpenFile, OpenFiles, is_closed};
+use super::open_files::{OpenFile, OpenFiles, SHARE_OF_OTHERS, is_closed};
 use super::path_resolution::Walker;
-use super::spool::{ShelfRecord, Spool, SpoolFile};
+use super::spool::{Spool, SpoolFile};
 use crate::error::Error;
 use crate::fs::file::OpenHow;
 use crate::fs::unsealed::CloseOutcome;
@@ -16,7 +17,9 @@ use crate::fs::{InodeKey, WaitPolicy, deadline};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
 use std::fs::{File, Metadata};
+use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -26,8 +29,6 @@ use tidemill_wire::v1::Kind;
 pub(super) const WORKERS: usize = 4;
 /// Maximum number of asynchronously written files that are not stored; this process has each file open.
 const FILES_MAX: usize = 1024;
-/// Divisor of the limits on unstored files and bytes for each user, except root and the serving user.
-const SHARE_OF_OTHERS: usize = 4;
 /// Pause before a failed file is retried, doubled up to [`PAUSE_MAX`].
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(30);
@@ -44,7 +45,26 @@ enum UnstoredContent {
     /// The bytes of a handle that is still open in this process.
     Open(Arc<OpenFile>),
     /// The bytes of a spool file, for which no handle is open.
-    Left(Arc<(ShelfRecord, File)>),
+    Left(Arc<LocalFile>),
+    /// The bytes are all at their node, and this object is being sealed.
+    Sealing(Arc<LocalFile>, u64),
+}
+
+impl UnstoredContent {
+    fn copy(&self) -> Option<&Arc<LocalFile>> {
+        match self {
+            Self::Open(open_file) => open_file.copy.as_ref(),
+            Self::Left(copy) | Self::Sealing(copy, _) => Some(copy),
+        }
+    }
+
+    /// Returns the metadata of a spool file for which no handle is open.
+    fn left(&self) -> Option<Metadata> {
+        match self {
+            Self::Left(copy) => copy.file.metadata().ok(),
+            _ => None,
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -65,21 +85,12 @@ struct BacklogItem {
     pause: Duration,
 }
 
-/// File whose bytes are all at its node, and whose object is being sealed.
-#[derive(Debug)]
-struct Sealing {
-    copy: Arc<LocalFile>,
-    object: u64,
-    ino: u64,
-    uid: u32,
-    bytes: u64,
-}
-
 /// Outcome of an attempt to store a file.
 #[derive(Debug)]
 enum AttemptOutcome {
     /// The file is stored or abandoned.
     Done,
+    /// The bytes are at their node.
     Sealing(Arc<LocalFile>, u64),
     Held,
     /// The attempt failed with this error; with the content to store next, if the content has changed.
@@ -100,20 +111,8 @@ pub(super) struct WriteBehind {
 struct Items {
     by_number: BTreeMap<u64, BacklogItem>,
     last: u64,
-    sealing: Vec<Sealing>,
     /// Time of the last check of the files that are being sealed.
     looked: Option<Instant>,
-}
-
-/// Report about a file that could not be stored.
-#[derive(Debug)]
-pub(super) struct Failed {
-    /// Whether the file waits for an offline node or server.
-    pub(super) waits: bool,
-    pub(super) path: Vec<u8>,
-    pub(super) why: String,
-    /// Path of the local file with the bytes.
-    pub(super) file: Vec<u8>,
 }
 
 impl Items {
@@ -124,21 +123,19 @@ impl Items {
 
     /// Returns the number of unstored files and their bytes, of a user or of all users.
     fn of(&self, user: Option<u32>) -> (usize, u64) {
-        let items = self.by_number.values().map(|item| (item.uid, item.bytes));
-        let sealing = self.sealing.iter().map(|one| (one.uid, one.bytes));
-        let of = items
-            .chain(sealing)
-            .filter(|(uid, _)| user.is_none_or(|user| user == *uid));
-        of.fold((0, 0_u64), |(files, all), (_, bytes)| {
-            (files + 1, all.saturating_add(bytes))
+        let items = self.by_number.values();
+        let of = items.filter(|item| user.is_none_or(|user| user == item.uid));
+        of.fold((0, 0_u64), |(files, all), item| {
+            (files + 1, all.saturating_add(item.bytes))
         })
     }
 
-    /// Whether the limits allow one more file; for an `other_user`, also the limits of that user's share.
-    fn have_space(&self, space_bytes: u64, other_user: Option<u32>) -> bool {
+    /// Whether the limits allow one more file of this size; for an `other_user`, also the limits of that user's share.
+    fn have_space(&self, space_bytes: u64, other_user: Option<u32>, more: u64) -> bool {
         let within = |user, share: usize| {
             let (files, bytes) = self.of(user);
-            files < FILES_MAX / share && bytes < space_bytes / share as u64
+            let fits = bytes.saturating_add(more) <= space_bytes / share as u64;
+            fits && files < FILES_MAX / share
         };
         within(None, 1) && (other_user.is_none() || within(other_user, SHARE_OF_OTHERS))
     }
@@ -146,9 +143,7 @@ impl Items {
     /// Checks whether programs have closed the files that were open when an earlier file system was killed.
     fn look_at_held(&mut self) {
         for item in self.by_number.values_mut().filter(|item| item.held) {
-            if let UnstoredContent::Left(left) = &item.what
-                && is_closed(&left.1)
-            {
+            if item.what.copy().is_some_and(|copy| is_closed(&copy.file)) {
                 (item.held, item.due) = (false, Instant::now());
             }
         }
@@ -157,7 +152,7 @@ impl Items {
     /// Marks the first file for which `wanted` is true as busy, and returns its number and content.
     fn begin(&mut self, wanted: impl Fn(&BacklogItem) -> bool) -> Option<(u64, UnstoredContent)> {
         let mut all = self.by_number.iter_mut();
-        let (&number, item) = all.find(|(_, item)| !item.busy && !item.ended && wanted(item))?;
+        let (&number, item) = all.find(|(_, item)| item.is_idle() && wanted(item))?;
         item.busy = true;
         Some((number, item.what.clone()))
     }
@@ -177,6 +172,15 @@ impl BacklogItem {
             due: Instant::now(),
             pause: PAUSE_MIN,
         }
+    }
+
+    fn is_sealing(&self) -> bool {
+        matches!(self.what, UnstoredContent::Sealing(..))
+    }
+
+    /// Whether a worker may store the file.
+    fn is_idle(&self) -> bool {
+        !self.busy && !self.ended && !self.is_sealing()
     }
 
     /// Whether the store refused the file, so that the file is not only delayed.
@@ -223,8 +227,7 @@ impl WriteBehind {
     /// Returns the number of files that will be stored.
     pub(super) fn count(&self) -> usize {
         let items = self.items.lock();
-        let live = items.by_number.values().filter(|item| !item.ended);
-        live.count() + items.sealing.len()
+        items.by_number.values().filter(|item| !item.ended).count()
     }
 
     /// Waits, as long as a wait can help, until another file may be written asynchronously. Returns whether it may. `other_user` is the
@@ -233,16 +236,15 @@ impl WriteBehind {
         let deadline = deadline::deadline();
         let mut items = self.items.lock();
         loop {
-            if items.have_space(self.space_bytes, other_user) {
+            if items.have_space(self.space_bytes, other_user, 1) {
                 return true;
             }
             let hopeless = |user: Option<u32>| {
                 let whose = |uid: u32| user.is_none_or(|user| user == uid);
                 let mut tried = items.by_number.values().filter(|item| whose(item.uid));
-                let sealing = items.sealing.iter().any(|one| whose(one.uid));
-                !sealing && tried.all(|item| item.why.is_some())
+                tried.all(|item| item.why.is_some())
             };
-            let share = other_user.filter(|_| items.have_space(self.space_bytes, None));
+            let share = other_user.filter(|_| items.have_space(self.space_bytes, None, 1));
             let hopeless = hopeless(share);
             if hopeless || deadline::wait(&self.changed, &mut items, deadline) {
                 return false;
@@ -254,8 +256,7 @@ impl WriteBehind {
     pub(super) fn takes(&self, copy: &LocalFile, other_user: Option<u32>) -> bool {
         let bytes = copy.file.metadata().map_or(0, |stat| stat.len());
         let items = self.items.lock();
-        let fits = |user, share| items.of(user).1.saturating_add(bytes) <= self.space_bytes / share;
-        fits(None, 1) && (other_user.is_none() || fits(other_user, SHARE_OF_OTHERS as u64))
+        items.have_space(self.space_bytes, other_user, bytes)
     }
 
     /// Adds an open file that was closed, to be stored from now on.
@@ -280,8 +281,8 @@ impl WriteBehind {
             } = found;
             let bytes = file.metadata()?.len();
             let of = (record.inode, record.uid);
-            let mut item =
-                BacklogItem::new(UnstoredContent::Left(Arc::new((record, file))), of, bytes);
+            let left = Arc::new(LocalFile::taken_up(file, record));
+            let mut item = BacklogItem::new(UnstoredContent::Left(left), of, bytes);
             if let Some(why) = foreign {
                 item.ended = true;
                 item.why = Some((Errno::STALE, why.to_owned()));
@@ -294,13 +295,8 @@ impl WriteBehind {
     /// Whether an earlier process has left an unstored local file with this device number and inode.
     pub(super) fn has_left(&self, (device, inode): (u64, u64)) -> bool {
         let items = self.items.lock();
-        items.by_number.values().any(|item| match &item.what {
-            UnstoredContent::Left(left) => {
-                let stat = left.1.metadata();
-                stat.is_ok_and(|stat| (stat.dev(), stat.ino()) == (device, inode))
-            }
-            UnstoredContent::Open(_) => false,
-        })
+        let mut left = items.by_number.values().filter_map(|item| item.what.left());
+        left.any(|stat| (stat.dev(), stat.ino()) == (device, inode))
     }
 
     /// Returns the metadata of the local file with bytes of an inode that an earlier process has left.
@@ -311,22 +307,23 @@ impl WriteBehind {
             .values()
             .rev()
             .filter(|item| item.ino == ino && !item.ended);
-        of.find_map(|item| match &item.what {
-            UnstoredContent::Left(left) => left.1.metadata().ok(),
-            UnstoredContent::Open(_) => None,
-        })
+        of.find_map(|item| item.what.left())
     }
 
     /// Returns the unstored files of a user (of all users for root): the number of files being stored, and reports about failed files. With
     /// `again`, refused files are retried once before they are reported.
-    pub(super) fn standing(&self, uid: u32, again: bool) -> (u64, Vec<Failed>) {
+    pub(super) fn standing(&self, uid: u32, again: bool) -> (u64, Vec<NotStored>) {
         let mut items = self.items.lock();
         items.look_at_held();
         // A user who removed the bytes does not want reports about them.
-        items.by_number.retain(|_, item| match &item.what {
-            UnstoredContent::Left(left) => !item.ended || self.spool.path(left.0.number).exists(),
-            UnstoredContent::Open(_) => true,
-        });
+        let path = |item: &BacklogItem| {
+            let record = item.what.copy()?.record()?;
+            Some((self.spool.path(record.number), record.path))
+        };
+        let exists = |item: &BacklogItem| path(item).is_some_and(|(file, _)| file.exists());
+        items
+            .by_number
+            .retain(|_, item| !item.ended || exists(item));
         let own = |other: u32| uid == 0 || other == uid;
         let refused = |item: &&mut BacklogItem| own(item.uid) && !item.ended && item.is_refused();
         for item in items
@@ -340,21 +337,15 @@ impl WriteBehind {
         self.changed.notify_all();
         let all = || items.by_number.values().filter(|item| own(item.uid));
         let waits = |item: &&BacklogItem| !item.ended && !item.held && !item.is_refused();
-        let sealing = items.sealing.iter().filter(|one| own(one.uid));
-        let waiting = all().filter(waits).count() + sealing.count();
+        let waiting = all().filter(waits).count();
         let failed = all().filter_map(|item| {
             let (_, why) = item.why.as_ref()?;
-            let record = match &item.what {
-                UnstoredContent::Open(open_file) => {
-                    open_file.copy.as_ref().and_then(|copy| copy.record())
-                }
-                UnstoredContent::Left(left) => Some(left.0.clone()),
-            }?;
-            Some(Failed {
+            let (file, shown) = path(item)?;
+            Some(NotStored {
                 waits: waits(&item),
-                file: super::spool::shown(&self.spool.path(record.number)),
-                path: record.path,
+                path: OsString::from_vec(shown).into(),
                 why: why.clone(),
+                file,
             })
         });
         (waiting as u64, failed.collect())
@@ -374,15 +365,8 @@ impl WriteBehind {
                 items.by_number.remove(&number);
             }
             AttemptOutcome::Sealing(copy, object) => {
-                let (ino, uid, bytes) = (item.ino, item.uid, item.bytes);
-                items.by_number.remove(&number);
-                items.sealing.push(Sealing {
-                    copy,
-                    object,
-                    ino,
-                    uid,
-                    bytes,
-                });
+                item.what = UnstoredContent::Sealing(copy, object);
+                item.why = None;
             }
             AttemptOutcome::Held => {}
             AttemptOutcome::Failed(what, error) => {
@@ -407,7 +391,8 @@ impl WriteBehind {
         let mut items = self.items.lock();
         items.look_at_held();
         let (last, mut tried) = (items.last, false);
-        let ours = |item: &BacklogItem| item.ino == ino && !item.ended && !item.held;
+        let ours =
+            |item: &BacklogItem| item.ino == ino && !item.ended && !item.held && !item.is_sealing();
         loop {
             let wanted = |item: &BacklogItem| ours(item) && (!tried || item.due <= Instant::now());
             if let Some((number, what)) = items.begin(wanted) {
@@ -469,17 +454,19 @@ impl OpenFiles {
     pub(super) fn keep_storing(&self, goes_on: impl Fn() -> bool) {
         while goes_on() {
             self.look_at_seals();
-            self.make_ready();
+            if let Err(error) = self.write_behind.spool.prepare() {
+                tracing::debug!("no file can be prepared: {error}");
+            }
             let mut items = self.write_behind.items.lock();
             let now = Instant::now();
             let Some((number, what)) = items.begin(|item| item.due <= now) else {
-                let rest = if items.sealing.is_empty() {
-                    REST
-                } else {
+                let all = || items.by_number.values();
+                let rest = if all().any(BacklogItem::is_sealing) {
                     SEAL_PAUSE
+                } else {
+                    REST
                 };
-                let idle = items.by_number.values();
-                let idle = idle.filter(|item| !item.busy && !item.ended);
+                let idle = all().filter(|item| item.is_idle());
                 let next = idle.map(|item| item.due).min().unwrap_or(now + rest);
                 let until = next.min(now + rest);
                 self.write_behind.changed.wait_until(&mut items, until);
@@ -490,19 +477,11 @@ impl OpenFiles {
         }
     }
 
-    /// Prepares a file in the spool for the next open.
-    fn make_ready(&self) {
-        if self.write_behind.spool.wants_one()
-            && let Err(error) = self.write_behind.spool.prepare()
-        {
-            tracing::debug!("no file can be prepared: {error}");
-        }
-    }
-
     fn store(&self, number: u64, what: UnstoredContent) {
         let outcome = match what {
             UnstoredContent::Open(open_file) => self.store_open(&open_file),
-            UnstoredContent::Left(left) => self.store_left(&left.0, &left.1),
+            UnstoredContent::Left(copy) => self.store_left(&copy),
+            UnstoredContent::Sealing(copy, object) => AttemptOutcome::Sealing(copy, object),
         };
         self.write_behind.end(number, outcome);
     }
@@ -528,10 +507,10 @@ impl OpenFiles {
             }
             Err(error) => {
                 // The open handle can transfer no more bytes: the file starts over, for all handles that have closed it.
-                let left = self.spooled(copy);
+                let left = copy.start_over();
                 self.leave(open_file);
                 match left {
-                    Some(left) => AttemptOutcome::Failed(Some(left), error),
+                    Some(left) => AttemptOutcome::Failed(Some(UnstoredContent::Left(left)), error),
                     None => AttemptOutcome::Done,
                 }
             }
@@ -545,72 +524,60 @@ impl OpenFiles {
         others.any(|other| other.write && !other.is_given())
     }
 
-    /// Removes the spool file of a local copy from the copy, and returns it.
-    fn spooled(&self, copy: &LocalFile) -> Option<UnstoredContent> {
-        let record = copy.give_up_record()?;
-        let file = copy.file.try_clone().ok()?;
-        Some(UnstoredContent::Left(Arc::new((record, file))))
-    }
-
     /// Drops the local bytes of versions that are sealed.
     fn look_at_seals(&self) {
         let mut items = self.write_behind.items.lock();
-        let looked = items.looked.is_some_and(|at| at.elapsed() < SEAL_PAUSE);
-        if items.sealing.is_empty() || looked {
+        if items.looked.is_some_and(|at| at.elapsed() < SEAL_PAUSE) {
             return;
         }
         items.looked = Some(Instant::now());
-        let before = items.sealing.len();
-        let mut lost = Vec::new();
-        let fates = std::mem::take(&mut items.sealing).into_iter();
-        let fates = fates.map(|one| (self.fs.fate(one.object), one));
-        for (fate, one) in fates.collect::<Vec<_>>() {
+        let mut ended = false;
+        items.by_number.retain(|_, item| {
+            let UnstoredContent::Sealing(copy, object) = &item.what else {
+                return true;
+            };
+            let fate = self.fs.fate(*object);
+            ended |= fate != CloseOutcome::Unsealed;
             match fate {
-                CloseOutcome::Unsealed => items.sealing.push(one),
-                CloseOutcome::Done => one.copy.leave(&self.write_behind.spool),
-                CloseOutcome::Lost(why) => lost.push((why, one)),
+                CloseOutcome::Unsealed => return true,
+                CloseOutcome::Done => copy.leave(&self.write_behind.spool),
+                CloseOutcome::Lost(why) => {
+                    if let Some(left) = copy.start_over() {
+                        let of = (item.ino, item.uid);
+                        *item = BacklogItem::new(UnstoredContent::Left(left), of, item.bytes);
+                        item.why = Some((Errno::IO, why));
+                        return true;
+                    }
+                }
             }
-        }
-        for (why, one) in lost {
-            if let Some(left) = self.spooled(&one.copy) {
-                let mut item = BacklogItem::new(left, (one.ino, one.uid), one.bytes);
-                item.why = Some((Errno::IO, why));
-                items.enter(item);
-            }
-        }
-        let fewer = items.sealing.len() < before;
+            false
+        });
         drop(items);
-        if fewer {
+        if ended {
             self.write_behind.changed.notify_all();
         }
     }
 
     /// Stores the bytes of a spool file, in a new version of its file.
-    fn store_left(&self, record: &ShelfRecord, file: &File) -> AttemptOutcome {
-        if !is_closed(file) {
+    fn store_left(&self, copy: &Arc<LocalFile>) -> AttemptOutcome {
+        if !is_closed(&copy.file) {
             return AttemptOutcome::Held;
         }
-        let mut begun = record.clone();
-        match self.store_again(&mut begun, file) {
+        match self.store_again(copy) {
+            Ok(Some(object)) => AttemptOutcome::Sealing(copy.clone(), object),
             Ok(None) => {
-                self.write_behind.spool.remove(record.number);
+                copy.leave(&self.write_behind.spool);
                 AttemptOutcome::Done
             }
-            Ok(Some((copy, object))) => AttemptOutcome::Sealing(copy, object),
-            Err(error) => {
-                let left = file.try_clone().ok();
-                let left = left.map(|file| UnstoredContent::Left(Arc::new((begun, file))));
-                AttemptOutcome::Failed(left, error)
-            }
+            Err(error) => AttemptOutcome::Failed(None, error),
         }
     }
 
-    /// Returns the local copy and the object that is being sealed; `None` if the file is deleted.
-    fn store_again(
-        &self,
-        record: &mut ShelfRecord,
-        file: &File,
-    ) -> Result<Option<(Arc<LocalFile>, u64)>, Error> {
+    /// Returns the object that is being sealed; `None` if the file is deleted.
+    fn store_again(&self, copy: &LocalFile) -> Result<Option<u64>, Error> {
+        let Some(record) = copy.record() else {
+            return Ok(None);
+        };
         let caller = record.caller();
         let key = InodeKey {
             ino: record.inode,
@@ -645,17 +612,15 @@ impl OpenFiles {
             opened => opened?,
         };
         let stored = (|| {
-            record.follows.push(opened.object);
-            self.write_behind.spool.keep(record)?;
-            let copy = LocalFile::taken_up(file.try_clone()?, record.clone());
+            copy.begins(opened.object, &self.write_behind.spool)?;
             let to = (caller, found.key, opened.handle);
-            self.copies.hand_over(&self.fs, to, &copy)?;
+            self.copies.hand_over(&self.fs, to, copy)?;
             self.fs.flush(opened.handle, WaitPolicy::MayWait)?;
-            self.fs.date(opened.handle, mtime_of(file)?)?;
-            Ok(copy)
+            self.fs.date(opened.handle, mtime_of(&copy.file)?)?;
+            Ok(Some(opened.object))
         })();
         self.fs.release(caller, opened.handle);
-        stored.map(|copy| Some((Arc::new(copy), opened.object)))
+        stored
     }
 
     /// Waits until the closed bytes of a file are at its node; fails if this is impossible.
@@ -701,35 +666,29 @@ impl OpenFiles {
 
 #[cfg(test)]
 mod tests {
+    use super::super::spool::SpoolRecord;
     use super::*;
 
     #[test]
     fn write_behind_limits_user_to_share_of_space() {
-        let record = ShelfRecord {
-            number: 1,
-            inode: 1,
-            uid: 5,
-            gid: 5,
-            follows: Vec::new(),
-            path: Vec::new(),
-        };
-        let left = Arc::new((record, File::open("/dev/null").unwrap()));
+        let file = File::open("/dev/null").unwrap();
+        let left = Arc::new(LocalFile::taken_up(file, SpoolRecord::default()));
         let item =
             |uid, bytes| BacklogItem::new(UnstoredContent::Left(left.clone()), (1, uid), bytes);
         let mut items = Items::default();
         items.enter(item(5, 25));
-        assert!(!items.have_space(100, Some(5)));
-        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+        assert!(!items.have_space(100, Some(5), 1));
+        assert!(items.have_space(100, Some(6), 1) && items.have_space(100, None, 1));
         items.enter(item(0, 74));
-        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+        assert!(items.have_space(100, Some(6), 1) && items.have_space(100, None, 1));
         items.enter(item(0, 1));
-        assert!(!items.have_space(100, Some(6)) && !items.have_space(100, None));
+        assert!(!items.have_space(100, Some(6), 1) && !items.have_space(100, None, 1));
         let mut items = Items::default();
         for _ in 0..FILES_MAX / SHARE_OF_OTHERS {
-            assert!(items.have_space(100, Some(5)));
+            assert!(items.have_space(100, Some(5), 1));
             items.enter(item(5, 0));
         }
-        assert!(!items.have_space(100, Some(5)));
-        assert!(items.have_space(100, Some(6)) && items.have_space(100, None));
+        assert!(!items.have_space(100, Some(5), 1));
+        assert!(items.have_space(100, Some(6), 1) && items.have_space(100, None, 1));
     }
 }

@@ -64,8 +64,6 @@ const CAPACITY_BYTES_DEFAULT: u64 = 1 << 50;
 /// Default limit of the bytes of durable objects in the cache.
 pub const CACHE_BYTES_MAX_DEFAULT: u64 = 4 << 30;
 
-/// File with Linux's identifier of the current boot of the host.
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// Key of the last seen boot identifier in the database table `identity`.
 const BOOT: &str = "backend boot";
 
@@ -226,7 +224,7 @@ impl BackendState {
 
 /// Returns whether the host has not been restarted since the last call.
 fn is_same_boot(db: &Db) -> Result<bool, crate::Error> {
-    let now = std::fs::read(BOOT_ID).unwrap_or_default();
+    let now = tidemill_client::host_id::boot().into_bytes();
     let before = db.read(|db| records::identity(db, BOOT))?;
     if !now.is_empty() && before.as_ref() == Some(&now) {
         return Ok(true);

@@ -2,7 +2,7 @@
 
 use super::Area;
 use std::fmt::Write;
-use tidemill_model::xml::escaped;
+use crate::xml::escaped;
 
 const FONT: &str = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 const INK: &str = "#24292f";

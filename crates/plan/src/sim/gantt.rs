@@ -6,7 +6,7 @@ use super::report::{SimulationReport, TaskReport, time};
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use tidemill_model::display::bytes;
-use tidemill_model::xml::escaped;
+use crate::xml::escaped;
 
 /// Maximum number of lanes in the chart; the chart shows the number of omitted lanes.
 pub const LANES_MAX: usize = 96;

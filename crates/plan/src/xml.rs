@@ -3,18 +3,7 @@
 /// Escapes a text for XML; characters that XML does not allow become a replacement character.
 #[must_use]
 pub fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out.push_str("&amp;"),
-            '<' => out.push_str("&lt;"),
-            '>' => out.push_str("&gt;"),
-            '"' => out.push_str("&quot;"),
-            letter if letter.is_control() => out.push('\u{fffd}'),
-            letter => out.push(letter),
-        }
-    }
-    out
+    quick_xml::escape::escape(text.replace(char::is_control, "\u{fffd}")).into_owned()
 }
 
 #[cfg(test)]

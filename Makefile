@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 
-# All packages have the same features, so that tests of all kinds build each crate once.
-WHOLE := --locked --workspace --features tidemill-cli/wasm
+# All checks have the same features, so that each crate is built once: those of packages, and the queue in NATS.
+WHOLE := --locked --workspace --features tidemill-cli/dist,tidemill-cli/nats
 
 PREFIX ?= /usr/local
 
@@ -22,7 +22,7 @@ help:
 	@echo 'make setup        install the requirements of tests and demo (Debian 12, as root)'
 
 build:
-	cargo build --release --locked -p tidemill-cli -p tidemill-label -p tidemill-preload
+	cargo build --release --locked -p tidemill-cli -p tidemill-label -p tidemill-preload --features tidemill-cli/dist
 
 install: build
 	scripts/install.sh target/release/tidemill "$(DESTDIR)$(PREFIX)"
@@ -57,7 +57,6 @@ fmt:
 clippy:
 	cargo clippy $(WHOLE) --all-targets -- -D warnings
 	cargo clippy $(WHOLE) --test e2e -- -D warnings
-	cargo clippy $(WHOLE),tidemill-cli/nats --bins --test nats -- -D warnings
 
 layering:
 	scripts/check-layering.sh
@@ -71,7 +70,7 @@ audit:
 	scripts/audit.sh
 
 doc:
-	RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps
+	RUSTDOCFLAGS='-D warnings' cargo doc $(WHOLE) --no-deps
 
 # All tests except the end-to-end tests. Tests that send labels run with the second queue, too.
 unit:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Staging out to an S3 store and reading from it, against rclone with the same store on this machine.
 
-  cargo build --release --locked -p tidemill-cli && bench/backend.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
+  make build && bench/backend.py [--rounds 3] [--size-mib 1024] [--small-mib 256] [--binary target/release/tidemill]
 
 `stage-out`: files of 16 MiB (--size-mib of them together) and of 64 KiB (--small-mib) are written into a node of the burst tier. The time ends when `tidemill stage out --wait` returns; then
 each file is in the store under its name. The files of 64 KiB are also measured in packs; they have random bytes, so that no chunks are equal. The peer is `rclone copy` of the same files

@@ -28,8 +28,10 @@ forbid tidemill-format tokio rusqlite prost hyper libc tidemill-model tidemill-c
 forbid tidemill-kernel-api tidemill-model tidemill-compute tidemill-sandbox libc serde
 forbid tidemill-wire tidemill-lang tidemill-sched tidemill-client tidemill-compute tidemill-sandbox tidemill-node tidemill-server rusqlite
 forbid tidemill-remote tonic rusqlite prost fuser tidemill-wire tidemill-client tidemill-compute tidemill-mount tidemill-server
-for crate in server node mount client; do forbid "tidemill-$crate" opendal tidemill-remote; done
-for crate in node client; do forbid "tidemill-$crate" tidemill-lang tidemill-sched; done
+for crate in server client; do forbid "tidemill-$crate" tidemill-remote; done
+for crate in server node mount client; do forbid "tidemill-$crate" opendal reqwest; done
+for crate in node mount client; do forbid "tidemill-$crate" tidemill-lang tidemill-sched; done
+forbid tidemill-meta tonic axum tidemill-server tidemill-sandbox tidemill-node tidemill-mount
 forbid tidemill-client tidemill-compute tidemill-sandbox tidemill-node tidemill-server tidemill-mount rusqlite
 forbid tidemill-node tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-sandbox tidemill-node tidemill-mount tidemill-plan fuser

@@ -26,7 +26,7 @@ for user in tidemill-test-a tidemill-test-b tidemill-test-c; do
 done
 
 # The flags are those of the tests, so that nothing is built twice.
-[ -n "${TIDEMILL:-}" ] || cargo test --locked --workspace --features tidemill-cli/wasm --test e2e --no-run
+[ -n "${TIDEMILL:-}" ] || cargo test --locked --workspace --features tidemill-cli/dist,tidemill-cli/nats --test e2e --no-run
 tidemill=${TIDEMILL:-target/debug/tidemill}
 work=$(mktemp -d /tmp/tidemill-conformance-XXXXXX)
 chmod 755 "$work"

@@ -20,7 +20,7 @@ if [ -z "$server" ]; then
   exit
 fi
 export NATS_SERVER=$server
-whole=(--locked --workspace --features tidemill-cli/wasm,tidemill-cli/nats)
+whole=(--locked --workspace --features tidemill-cli/dist,tidemill-cli/nats)
 labels=(--test server -- orphaned_versions:: jobs:: posix:: serving::)
 cargo test "${whole[@]}" --lib --test nats queue
 cargo test "${whole[@]}" --test nats

@@ -21,7 +21,7 @@ case "${1:-}" in
     ;;
   test)
     export TIDEMILL_STORES=$directory
-    whole=(--locked --workspace --features tidemill-cli/wasm,tidemill-cli/full)
+    whole=(--locked --workspace --features tidemill-cli/full)
     cargo clippy "${whole[@]}" -p tidemill-remote --all-targets -- -D warnings
     cargo test "${whole[@]}" --test services -- --test-threads=1
     cargo test "${whole[@]}" --test e2e stores:: -- --test-threads=1

@@ -11,8 +11,16 @@ fn main() {
     // An archive without history has no commit.
     let commit = git(&["rev-parse", "--short=12", "HEAD"]).unwrap_or_else(|| "unknown".into());
     println!("cargo::rustc-env=TIDEMILL_COMMIT={commit}");
-    let wasm = std::env::var_os("CARGO_FEATURE_WASM").map_or("none", |_| "wasm");
-    println!("cargo::rustc-env=TIDEMILL_FEATURES={wasm}");
+    let mut features = ["wasm", "services", "nats", "azblob", "gcs", "hdfs"].to_vec();
+    features.retain(|name| {
+        let variable = format!("CARGO_FEATURE_{}", name.to_uppercase());
+        std::env::var_os(variable).is_some()
+    });
+    let features = match features.is_empty() {
+        true => "none".to_owned(),
+        false => features.join(" "),
+    };
+    println!("cargo::rustc-env=TIDEMILL_FEATURES={features}");
     println!("cargo::rerun-if-changed=build.rs");
     for file in ["HEAD", "logs/HEAD"] {
         if let Some(path) = git(&["rev-parse", "--git-path", file]) {

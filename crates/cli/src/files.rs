@@ -8,10 +8,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use tidemill_client::{Error, Server};
 use tidemill_model::display;
-use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
-
-/// Entries in one request.
-const PAGE: u32 = 4096;
+use tidemill_wire::v1::{self, name_op::Op};
 
 /// A path of the cluster: bytes, as the names in it. It is printed in one line, with a mark for bytes that are not UTF-8;
 /// JSON output uses [`display::escaped`].
@@ -164,10 +161,7 @@ async fn look_up(
         follow,
         advise,
     };
-    match server.one(&credentials(), Op::Resolve(resolve)).await? {
-        Answer::Entry(entry) => Ok(entry),
-        _ => Err(Error::Answer("Resolve")),
-    }
+    server.resolve(&credentials(), resolve).await
 }
 
 /// Returns the inode of a path.
@@ -184,29 +178,7 @@ pub(crate) async fn inode(server: &Server, path: impl AsRef<[u8]>) -> Result<u64
 /// # Errors
 /// If the inode is no directory, or the caller may not read it.
 pub(crate) async fn list(server: &Server, ino: u64) -> Result<Vec<v1::Entry>, Error> {
-    let mut all: Vec<v1::Entry> = Vec::new();
-    loop {
-        let after = all
-            .last()
-            .map(|entry| entry.name.clone())
-            .unwrap_or_default();
-        let read = v1::ReadDir {
-            ino,
-            after,
-            limit: PAGE,
-        };
-        let Answer::Entries(page) = server.one(&credentials(), Op::ReadDir(read)).await? else {
-            return Err(Error::Answer("ReadDir"));
-        };
-        let stop = page.end || page.entries.is_empty();
-        all.extend(page.entries);
-        if stop {
-            break;
-        }
-    }
-    all.retain(|entry| entry.name != b"." && entry.name != b"..");
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    Ok(all)
+    server.list(&credentials(), ino).await
 }
 
 /// Makes a directory. With `parents`, an existing directory is no error, and missing parents are made.

@@ -135,17 +135,13 @@ impl<'a> RangedFile<'a> {
         }
     }
 
-    /// Makes a node that stores a part fold the chunks in the part, for a user. If the node fails, another node with a replica does so. The
+    /// Makes a node that stores a part fold the chunks in the part, for the user of the transfer. If the node fails, another node with a replica does so. The
     /// error includes the last node.
     ///
     /// # Errors
     /// No node with a replica can fold the chunks.
-    pub async fn fold(
-        &mut self,
-        part: usize,
-        user: (u32, u32),
-        batch: Bytes,
-    ) -> Result<Bytes, (NodeId, Error)> {
+    pub async fn fold(&mut self, part: usize, batch: Bytes) -> Result<Bytes, (NodeId, Error)> {
+        let user = self.transfer.user();
         let mut busy = 0;
         loop {
             let remote = match &self.source {

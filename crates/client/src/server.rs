@@ -31,6 +31,9 @@ const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 /// Maximum time in which the server must answer a keep-alive request.
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
 
+/// Number of entries of a directory in one request.
+const LIST_ENTRIES: u32 = 4096;
+
 /// gRPC channel that sends the cluster's token, if the client has a token.
 pub type TokenChannel = InterceptedService<Channel, TokenInterceptor>;
 
@@ -278,6 +281,55 @@ impl Server {
     pub fn answer<T>(&self, reply: Result<tonic::Response<T>, tonic::Status>) -> Result<T, Error> {
         let reply = reply.map_err(|status| self.explain(status))?;
         Ok(reply.into_inner())
+    }
+
+    /// Looks up a path.
+    ///
+    /// # Errors
+    /// The path does not exist or a directory on the way may not be searched.
+    pub async fn resolve(
+        &self,
+        credentials: &v1::Credentials,
+        resolve: v1::Resolve,
+    ) -> Result<v1::Entry, Error> {
+        match self.one(credentials, Op::Resolve(resolve)).await? {
+            Answer::Entry(entry) => Ok(entry),
+            _ => Err(Error::Answer("Resolve")),
+        }
+    }
+
+    /// Returns all entries of a directory except `.` and `..`, sorted by name.
+    ///
+    /// # Errors
+    /// The inode is no directory, or the caller may not read it.
+    pub async fn list(
+        &self,
+        credentials: &v1::Credentials,
+        ino: u64,
+    ) -> Result<Vec<v1::Entry>, Error> {
+        let mut all: Vec<v1::Entry> = Vec::new();
+        loop {
+            let after = all
+                .last()
+                .map(|entry| entry.name.clone())
+                .unwrap_or_default();
+            let read = v1::ReadDir {
+                ino,
+                after,
+                limit: LIST_ENTRIES,
+            };
+            let Answer::Entries(page) = self.one(credentials, Op::ReadDir(read)).await? else {
+                return Err(Error::Answer("ReadDir"));
+            };
+            let stop = page.end || page.entries.is_empty();
+            all.extend(page.entries);
+            if stop {
+                break;
+            }
+        }
+        all.retain(|entry| entry.name != b"." && entry.name != b"..");
+        all.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(all)
     }
 
     /// Converts a gRPC status to an error; the error of a lost connection names the server.

@@ -502,24 +502,44 @@ impl Transfer {
         }
     }
 
-    /// Returns the attributes of a path.
+    /// Returns the attributes of a path that should exist. The error for a missing path suggests similar names.
     ///
     /// # Errors
     /// The path does not exist or a directory on the way may not be searched.
     pub async fn resolve(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
+        self.look_up(path.as_ref(), true).await
+    }
+
+    /// Returns the attributes of a path that may not exist.
+    ///
+    /// # Errors
+    /// The errors of [`Self::resolve`].
+    pub async fn find(&self, path: impl AsRef<[u8]>) -> Result<v1::Attr, Error> {
+        self.look_up(path.as_ref(), false).await
+    }
+
+    async fn look_up(&self, path: &[u8], advise: bool) -> Result<v1::Attr, Error> {
+        let path = path.to_vec();
         let resolve = v1::Resolve {
-            path: path.as_ref().to_vec(),
+            path,
             follow: true,
-            advise: true,
+            advise,
         };
-        match self
-            .server
-            .one(&self.credentials, Op::Resolve(resolve))
-            .await?
-        {
-            Answer::Entry(entry) => entry.attr.ok_or(Error::Answer("Resolve")),
-            _ => Err(Error::Answer("Resolve")),
-        }
+        let entry = self.server.resolve(&self.credentials, resolve).await?;
+        entry.attr.ok_or(Error::Answer("Resolve"))
+    }
+
+    /// Returns all entries of a directory, like [`Server::list`].
+    ///
+    /// # Errors
+    /// The errors of [`Server::list`].
+    pub async fn list(&self, ino: u64) -> Result<Vec<v1::Entry>, Error> {
+        self.server.list(&self.credentials, ino).await
+    }
+
+    /// Returns user and group of the transfer.
+    pub(crate) fn user(&self) -> (u32, u32) {
+        (self.credentials.uid, self.credentials.gid)
     }
 
     /// Whether an unreachable node has resumed, or has a new address, so that the caller can repeat the read. Waits for a suspended node;

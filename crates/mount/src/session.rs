@@ -4,13 +4,12 @@
 use crate::error::Error;
 use crate::fs::Fs;
 use crate::fs::backend::Backend;
-use crate::fs::remote_stores::RemoteStores;
+use crate::fs::remote_stores::{KeysPath, RemoteStores};
 use crate::fs::unsealed::UnsealedSummary;
 use crate::fs::watch::{KernelCache, KernelNotices};
 use crate::fuse::{Adapter, Caches};
 use crate::guard::Guard;
 use crate::mountpoint::{CoveredDirectory, OwnMount, SOURCE};
-use crate::stores::MountStores;
 use fuser::{BackgroundSession, MountOption, SessionACL};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -49,8 +48,9 @@ pub struct MountConfig {
     /// Time for which the mount caches attributes and names. The server reports changes, so the time only limits the effect of a lost
     /// message.
     pub attr_ttl: Duration,
-    /// Remotes to show in `/remotes`, to the mounting user and root; `None`: the directory does not exist.
-    pub stores: Option<Arc<dyn MountStores>>,
+    /// Path of the mounting user's file of keys for a remote, which may be missing. Remotes are shown in `/remotes`, to that user and root;
+    /// `None`: the directory does not exist.
+    pub remote_keys: Option<KeysPath>,
     /// Maximum time that a remote may take for one answer.
     pub remote_timeout: Duration,
     /// Time that an operation waits for an unreachable server or node; `None`: without limit. The last mount of a process sets the time for
@@ -72,7 +72,7 @@ impl MountConfig {
             in_place: true,
             allow_other: rustix::process::geteuid().is_root(),
             attr_ttl: Duration::from_secs(60),
-            stores: None,
+            remote_keys: None,
             remote_timeout: Duration::from_secs(30),
             patience: Some(crate::fs::deadline::PATIENCE),
             guarded: false,
@@ -105,9 +105,8 @@ pub fn mount(config: &MountConfig) -> Result<MountSession, Error> {
     let bare = CoveredDirectory::open(&config.mountpoint)?;
     let caches = Caches::default();
     let Attached { runtime, fs } = attach(config, bare.path().to_owned(), caches.clone())?;
-    if let Some(stores) = &config.stores {
-        let remote_stores =
-            RemoteStores::new(stores.clone(), fs.backend.clone(), config.remote_timeout);
+    if let Some(keys) = config.remote_keys {
+        let remote_stores = RemoteStores::new(keys, fs.backend.clone(), config.remote_timeout);
         // No other code sets it.
         let _ = fs.remote_stores.set(Arc::new(remote_stores));
     }

@@ -12,6 +12,7 @@ mod allowed_dirs;
 mod attach;
 pub mod backend;
 mod clock_check;
+pub mod cluster_reduction;
 pub mod config;
 pub mod daemon;
 pub mod db;
@@ -21,6 +22,7 @@ pub mod executor;
 pub mod fetch;
 mod flash;
 pub mod flash_model;
+mod follow;
 mod hash_checks;
 pub mod http;
 pub mod identity;
@@ -57,7 +59,7 @@ pub use error::Error;
 pub use suspended::until_resumed;
 pub use tracker::status_json;
 
-use crate::backend::{Backend, Follower};
+use crate::backend::Backend;
 use crate::db::Db;
 use crate::directory::DirectoryStore;
 use crate::executor::{Executor, ExecutorParts};
@@ -86,6 +88,7 @@ pub struct RunningNode {
     stop: watch::Sender<bool>,
     attached: JoinHandle<Error>,
     refreshing: JoinHandle<()>,
+    following: JoinHandle<()>,
     serving: JoinHandle<()>,
     /// Lock file that is held while the directory is in use.
     _lock: File,
@@ -159,6 +162,7 @@ impl RunningNode {
             serving: tokio::spawn(http::serve(Arc::clone(&daemon), listener, stopped)),
             attached: tokio::spawn(attach::stay(Arc::clone(&daemon))),
             refreshing,
+            following: tokio::spawn(follow::stay(Arc::clone(&daemon))),
             daemon,
             stop,
             _lock: lock,
@@ -177,13 +181,6 @@ impl RunningNode {
         &self.daemon
     }
 
-    /// Returns the interface to the node's external store, for the follower that scans it; `None` if the node has no backend.
-    #[must_use]
-    pub fn follower(&self) -> Option<Follower> {
-        let backend = self.daemon.parts().backend.as_ref();
-        backend.map(|backend| Follower::new(Arc::clone(backend)))
-    }
-
     /// Waits until the node can't continue, and returns the reason. The node must still be stopped.
     pub async fn failed(&mut self) -> Error {
         match (&mut self.attached).await {
@@ -196,6 +193,7 @@ impl RunningNode {
     pub async fn stop(self) {
         self.attached.abort();
         self.refreshing.abort();
+        self.following.abort();
         // An error means that the HTTP server has already ended.
         let _ = self.stop.send(true);
         let daemon = Arc::clone(&self.daemon);

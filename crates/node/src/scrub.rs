@@ -6,7 +6,6 @@
 //!
 //! All functions block. Only background threads may call the functions, except [`look`].
 
-use crate::backend::BackendFailure;
 use crate::db::DbError;
 use crate::executor::ExecutorParts;
 use crate::labels::{Live, NodeLabels, failed};
@@ -256,10 +255,9 @@ fn opened(
 /// Classifies an error of the external store. If the external store does not answer, the object is not corrupt.
 fn backend(error: &StoreError) -> HashProblem {
     match error {
-        StoreError::Backend {
-            why: BackendFailure::Missing | BackendFailure::Changed,
-            ..
-        } => HashProblem::Corruption(error.to_string()),
+        StoreError::Backend { why, .. } if why.is_loss() => {
+            HashProblem::Corruption(error.to_string())
+        }
         error => HashProblem::Unknown(error.to_string()),
     }
 }

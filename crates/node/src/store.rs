@@ -304,12 +304,12 @@ pub enum StoreError {
         source: std::io::Error,
     },
     /// The backend of this node returned an error for the file of the object.
-    #[error("{path} in the backend of this node: {why}")]
+    #[error("{path} in the backend of this node: {}", why.reason())]
     Backend {
         /// Path of the file in the backend.
         path: String,
         /// Reason of the failure.
-        why: crate::backend::BackendFailure,
+        why: tidemill_remote::Error,
     },
     /// The device of this node returned an I/O error.
     #[error("the device of this node failed at {path}: {source}")]

@@ -228,6 +228,20 @@ impl RemoteAddress {
         &self.uri
     }
 
+    /// Returns the error for a store of a kind that this build lacks.
+    pub(crate) fn unsupported(&self) -> Error {
+        let feature = match self.kind {
+            RemoteKind::Gcs { .. } | RemoteKind::Azblob { .. } | RemoteKind::Hdfs(..) => "full",
+            _ => "dist",
+        };
+        Error::Place {
+            uri: self.uri.clone(),
+            what: format!(
+                "this build of tidemill does not support this kind of store: use a build with `--features {feature}`"
+            ),
+        }
+    }
+
     /// Returns the path below `other` for a path below this address, if `other` contains this address or equals it; else `None`.
     #[must_use]
     pub fn seen_from(&self, other: &Self, path: &str) -> Option<String> {
@@ -258,6 +272,22 @@ pub(crate) fn checked(path: &str) -> Result<&str, Error> {
     let bad = |part: &str| part.is_empty() || part == "." || part == ".." || part.contains('\0');
     match path.split('/').any(bad) {
         true => Err(Error::Path(path.to_owned())),
+        false => Ok(path),
+    }
+}
+
+/// Checks the path of a directory; the empty path is the root of the store.
+pub(crate) fn checked_directory(path: &str) -> Result<&str, Error> {
+    match path {
+        "" => Ok(path),
+        path => checked(path),
+    }
+}
+
+/// Checks a path that a user looks up. Temporary files are not shown.
+pub(crate) fn shown(path: &str) -> Result<&str, Error> {
+    match is_part(checked(path)?) {
+        true => Err(Error::Missing(path.to_owned())),
         false => Ok(path),
     }
 }

@@ -2,19 +2,23 @@
 //! of the directory, even if other users add links concurrently.
 
 use crate::Error;
-use crate::address::{DEPTH_MAX, PART, checked, join};
-use crate::browse::{ListingEntry, PathType};
+use crate::address::{DEPTH_MAX, PART, checked, checked_directory, join, shown};
 use crate::partial_file::PartialFile;
-use crate::store::{ListedItem, StoreFile};
+use crate::store::{
+    DirectoryPages, FileReader, FileSource, ListedItem, Lister, ListingEntry, Overwrite, PathType,
+    RemoteStore, StoreFile, StoreWriter,
+};
+use async_trait::async_trait;
 use bytes::Bytes;
 use rustix::fd::OwnedFd;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
+use std::io::Read;
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// Maximum number of threads that wait for the disk of one directory on behalf of readers.
 const TURNS: usize = 16;
@@ -23,12 +27,12 @@ const TURNS: usize = 16;
 pub(crate) struct LocalStore {
     path: Arc<str>,
     root: Arc<Mutex<Arc<OwnedFd>>>,
-    pub(crate) turns: Arc<Semaphore>,
+    turns: Arc<Semaphore>,
 }
 
 /// Listing in progress of one directory below the root.
 #[derive(Debug)]
-pub(crate) struct DirectoryPage {
+struct DirectoryPage {
     path: String,
     directory: OwnedFd,
     names: Dir,
@@ -93,7 +97,7 @@ fn opened(path: &str) -> Result<OwnedFd, Error> {
 
 impl DirectoryPage {
     /// Returns up to `most` further names; an empty list at the end.
-    pub(crate) fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
+    fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
         let at = Error::of(&self.path);
         let mut entries = Vec::new();
         while entries.len() < most
@@ -128,11 +132,19 @@ impl LocalStore {
         })
     }
 
-    /// Opens the store's root again, because another file system may have been mounted on it.
-    pub(crate) fn renew(&self) {
-        if let Ok(root) = opened(&self.path) {
-            *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(root);
-        }
+    /// Runs blocking work on the directory's disk, in a limited number of threads per directory.
+    async fn in_turn<T: Send + 'static>(
+        &self,
+        work: impl FnOnce(&Self) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let turn = self.turns.clone().acquire_owned().await;
+        let directory = self.clone();
+        aside(move || {
+            // The caller may have stopped waiting. The thread still holds its turn, so a disk without answer blocks few threads.
+            let _turn: Option<OwnedSemaphorePermit> = turn.ok();
+            work(&directory)
+        })
+        .await
     }
 
     fn below(&self, path: &str, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -149,7 +161,7 @@ impl LocalStore {
         }
     }
 
-    pub(crate) fn file(&self, path: &str) -> Result<(File, StoreFile), Error> {
+    fn file(&self, path: &str) -> Result<(File, StoreFile), Error> {
         // With this flag, opening a pipe without writer does not block.
         let opened = self.below(checked(path)?, OFlags::RDONLY | OFlags::NONBLOCK);
         let file = opened.map_err(Error::of(path))?;
@@ -161,12 +173,8 @@ impl LocalStore {
         Ok((File::from(file), object(path, &stat)))
     }
 
-    pub(crate) fn stat(&self, path: &str) -> Result<StoreFile, Error> {
-        self.file(path).map(|(_, object)| object)
-    }
-
     /// Returns the type of a path, which may be unreadable nevertheless.
-    pub(crate) fn look(&self, path: &str) -> Result<PathType, Error> {
+    fn path_type(&self, path: &str) -> Result<PathType, Error> {
         let found = self
             .below(checked(path)?, OFlags::PATH)
             .map_err(|errno| match errno {
@@ -178,7 +186,7 @@ impl LocalStore {
         seen(path, &stat)
     }
 
-    pub(crate) fn page(&self, path: &str) -> Result<DirectoryPage, Error> {
+    fn page(&self, path: &str) -> Result<DirectoryPage, Error> {
         let at = Error::of(path);
         let start = if path.is_empty() { "." } else { path };
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
@@ -191,13 +199,8 @@ impl LocalStore {
     }
 
     /// Reads a byte range of a file. Fails unless the file is the version `object` before and after the read.
-    pub(crate) fn range(
-        &self,
-        path: &str,
-        wanted: &StoreFile,
-        from: u64,
-        count: u64,
-    ) -> Result<Bytes, Error> {
+    fn range(&self, wanted: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        let path = wanted.path.as_str();
         let changed = || Error::Changed(path.to_owned());
         let (file, now) = self.file(path)?;
         if now != *wanted {
@@ -220,7 +223,7 @@ impl LocalStore {
     }
 
     /// Passes all files below a directory, and all skipped paths, to `report` until it returns false.
-    pub(crate) fn list(
+    fn all_below(
         &self,
         prefix: &str,
         report: &mut dyn FnMut(ListedItem) -> bool,
@@ -288,7 +291,7 @@ impl LocalStore {
     }
 
     /// Starts to write a file, which becomes visible when it is finished.
-    pub(crate) fn create(&self, path: &str) -> Result<PartialFile, Error> {
+    fn create(&self, path: &str) -> Result<PartialFile, Error> {
         let (above, name) = checked(path)?.rsplit_once('/').unwrap_or(("", path));
         if name.starts_with(PART) {
             return Err(Error::Path(path.to_owned()));
@@ -309,21 +312,173 @@ impl LocalStore {
     }
 
     /// Gives a file another name in addition to its own name, in place of a file with the other name.
-    pub(crate) fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+    fn link(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         let (file, _) = self.file(path)?;
         let mut copy = self.create(other)?;
         match copy.link(&file, path)? {
             true => {}
             false => copy.fill(file)?,
         }
-        copy.finish()
+        copy.complete()
     }
 
-    pub(crate) fn remove(&self, path: &str) -> Result<(), Error> {
+    fn unlink(&self, path: &str) -> Result<(), Error> {
         let (above, name) = checked(path)?.rsplit_once('/').unwrap_or((".", path));
         let parent = self.below(above, OFlags::PATH | OFlags::DIRECTORY);
         let removed =
             rustix::fs::unlinkat(parent.map_err(Error::of(path))?, name, AtFlags::empty());
         removed.map_err(Error::of(path))
     }
+}
+
+/// Runs a blocking function that uses a disk, on a thread that may block.
+async fn aside<T: Send + 'static>(
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
+    let done = tokio::task::spawn_blocking(work).await;
+    done.unwrap_or_else(|error| {
+        Err(Error::Store {
+            path: "a task".into(),
+            reason: error.to_string(),
+        })
+    })
+}
+
+#[async_trait]
+impl RemoteStore for LocalStore {
+    async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        let (directory, path) = (self.clone(), path.to_owned());
+        aside(move || directory.file(&path).map(|(_, object)| object)).await
+    }
+
+    async fn look(&self, path: &str) -> Result<PathType, Error> {
+        if path.is_empty() {
+            return Ok(PathType::Directory);
+        }
+        let path = shown(path)?.to_owned();
+        self.in_turn(move |directory| directory.path_type(&path))
+            .await
+    }
+
+    async fn entries(&self, path: &str) -> Result<Box<dyn DirectoryPages>, Error> {
+        let path = checked_directory(path)?.to_owned();
+        let page = self.in_turn(move |directory| directory.page(&path)).await?;
+        Ok(Box::new(LocalPages(self.clone(), Some(page))))
+    }
+
+    fn list(&self, directory: &str) -> Lister {
+        let (sender, listed) = Lister::new();
+        let (store, directory) = (self.clone(), directory.to_owned());
+        tokio::task::spawn_blocking(move || {
+            let mut report = |listed| sender.blocking_send(Ok(listed)).is_ok();
+            if let Err(error) = store.all_below(&directory, &mut report) {
+                let _ = sender.blocking_send(Err(error));
+            }
+        });
+        listed
+    }
+
+    async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
+        let (directory, path) = (self.clone(), object.path.clone());
+        let (opened, now) = aside(move || directory.file(&path)).await?;
+        match now == *object {
+            true => Ok(FileReader::new(object, LocalSource(Some(opened)))),
+            false => Err(Error::Changed(object.path.clone())),
+        }
+    }
+
+    async fn read_at(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        let object = object.clone();
+        self.in_turn(move |directory| directory.range(&object, from, count))
+            .await
+    }
+
+    async fn write_over(&self, path: &str, over: Overwrite) -> Result<Box<dyn StoreWriter>, Error> {
+        let (directory, path) = (self.clone(), path.to_owned());
+        let part = aside(move || directory.create(&path)).await?;
+        Ok(Box::new(part.over(over)))
+    }
+
+    async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+        let (directory, path, other) = (self.clone(), path.to_owned(), other.to_owned());
+        aside(move || directory.link(&path, &other)).await
+    }
+
+    async fn remove(&self, path: &str) -> Result<(), Error> {
+        let (directory, path) = (self.clone(), path.to_owned());
+        aside(move || directory.unlink(&path)).await
+    }
+
+    /// Opens the store's root again, because another file system may have been mounted on it.
+    fn renew(&self) {
+        if let Ok(root) = opened(&self.path) {
+            *self.root.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(root);
+        }
+    }
+
+    async fn check(&self) -> Result<(), Error> {
+        self.list("").next().await.map(|_| ())
+    }
+}
+
+struct LocalPages(LocalStore, Option<DirectoryPage>);
+
+#[async_trait]
+impl DirectoryPages for LocalPages {
+    async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
+        let Some(mut page) = self.1.take() else {
+            return Ok(Vec::new());
+        };
+        let next = move |_: &LocalStore| Ok((page.next(most)?, page));
+        let (entries, page) = self.0.in_turn(next).await?;
+        self.1 = Some(page);
+        Ok(entries)
+    }
+}
+
+/// Open file that is read in order; `None` after a failed read.
+struct LocalSource(Option<File>);
+
+#[async_trait]
+impl FileSource for LocalSource {
+    async fn piece(&mut self, object: &StoreFile, _: u64, count: u64) -> Result<Bytes, Error> {
+        let path = object.path.clone();
+        let failed = move |reason: String| Error::Store { path, reason };
+        let Some(mut file) = self.0.take() else {
+            return Err(failed("an earlier piece could not be read".into()));
+        };
+        let (file, piece) = aside(move || {
+            let mut bytes = Vec::with_capacity(usize::try_from(count).unwrap_or_default());
+            let read = (&mut file).take(count).read_to_end(&mut bytes);
+            read.map_err(|error| failed(error.to_string()))?;
+            Ok((file, Bytes::from(bytes)))
+        })
+        .await?;
+        self.0 = Some(file);
+        Ok(piece)
+    }
+
+    /// Checks the open file, because another file may have its name by now.
+    async fn is_same(&mut self, object: &StoreFile) -> Result<bool, Error> {
+        let Some(file) = &self.0 else {
+            return Ok(false);
+        };
+        let stat = rustix::fs::fstat(file).map_err(Error::of(&object.path))?;
+        // Removing the name changes the time of change. So only the content is compared.
+        Ok(is_content(&object.tag, &stat))
+    }
+}
+
+#[async_trait]
+impl StoreWriter for PartialFile {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+        // The write only fills the page cache, so it does not block.
+        self.append(&bytes)
+    }
+
+    async fn finish(self: Box<Self>) -> Result<StoreFile, Error> {
+        aside(move || self.complete()).await
+    }
+
+    async fn abort(self: Box<Self>) {}
 }

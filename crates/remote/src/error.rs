@@ -9,7 +9,7 @@ pub(crate) fn cut(reported: &str) -> String {
 }
 
 /// Reason why a request to a store failed. No error contains a key.
-#[derive(Debug, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// The address of a store is invalid.
     #[error("bad address {uri}: {what}")]
@@ -78,7 +78,7 @@ pub enum Error {
         /// Message of the operating system.
         reason: String,
     },
-    /// Any other error.
+    /// Any other error of the store.
     #[error("{path}: {reason}")]
     Store {
         /// Path of the request.
@@ -86,6 +86,12 @@ pub enum Error {
         /// Message of the store.
         reason: String,
     },
+    /// The store does not answer.
+    #[error("the store did not answer within one minute")]
+    Silent,
+    /// Error of the program that uses the store.
+    #[error("{0}")]
+    Other(String),
 }
 
 impl Error {
@@ -93,6 +99,35 @@ impl Error {
     #[must_use]
     pub fn is_missing(&self) -> bool {
         matches!(self, Self::Missing(_))
+    }
+
+    /// Returns whether the file that a caller knows certainly no longer exists.
+    #[must_use]
+    pub fn is_loss(&self) -> bool {
+        matches!(
+            self,
+            Self::Missing(_) | Self::Changed(_) | Self::NoFile { .. }
+        )
+    }
+
+    /// Returns the reason without the path, for a message that names the path.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Missing(_) => "it does not exist".to_owned(),
+            Self::Changed(_) | Self::NoFile { .. } => {
+                "it has been replaced by another file".to_owned()
+            }
+            error => error.to_string(),
+        }
+    }
+
+    /// Returns the error for a listing with more names than any real directory has.
+    pub(crate) fn endless(path: &str, most: usize) -> Self {
+        Self::Store {
+            path: path.to_owned(),
+            reason: format!("the store's listing has no end: more than {most} names"),
+        }
     }
 
     pub(crate) fn of(path: &str) -> impl Fn(rustix::io::Errno) -> Self {

@@ -1,10 +1,9 @@
 //! HDFS through its own protocol. OpenDAL's HDFS client is not used: it deletes an existing file before the new file has its name.
 
 use crate::address::join;
-use crate::browse::PathType;
 use crate::error::cut;
 use crate::keys::own_file;
-use crate::store::StoreFile;
+use crate::store::{PathType, StoreFile};
 use crate::tree::{
     ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
     timely,

@@ -67,6 +67,17 @@ impl Keys {
         Self::parse(&text).map_err(bad)
     }
 
+    /// Reads keys from a file like [`Self::read`], if the file exists.
+    ///
+    /// # Errors
+    /// The errors of [`Self::read`].
+    pub fn read_if_exists(path: Option<&Path>) -> Result<Self, Error> {
+        match path.filter(|path| path.exists()) {
+            Some(path) => Self::read(path),
+            None => Ok(Self::default()),
+        }
+    }
+
     /// Parses the text of a file of keys. Errors contain no word of the text, as it is secret.
     fn parse(text: &str) -> Result<Self, String> {
         let all: BTreeMap<String, String> = toml::from_str(text).map_err(|error| {

@@ -1,11 +1,16 @@
 //! Stores that are accessed over the network with OpenDAL. The module sends requests only to the store.
 
-use crate::address::{NAME_BYTES_MAX, RemoteAddress, RemoteKind, is_name};
-use crate::browse::{ListingEntry, PathType};
+use crate::address::{
+    NAME_BYTES_MAX, RemoteAddress, RemoteKind, checked, checked_directory, is_name, shown,
+};
 use crate::redirects;
-use crate::store::{ListedItem, Overwrite, SILENCE, StoreFile};
+use crate::store::{
+    DirectoryPages, FileReader, FileSource, ListedItem, Lister, ListingEntry, ListingSender,
+    Overwrite, PathType, RemoteStore, SILENCE, StoreFile, StoreWriter,
+};
 use crate::uploads::Uploads;
 use crate::{Error, Keys};
+use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures_util::TryStreamExt;
 use opendal::layers::{RetryLayer, TimeoutLayer};
@@ -14,7 +19,6 @@ use opendal::{EntryMode, ErrorKind, HttpTransporter, Metadata, Operator};
 use opendal_http_transport_reqwest::ReqwestTransport;
 use std::sync::{Arc, Once};
 use std::time::{Duration, SystemTime};
-use tokio::sync::mpsc;
 
 /// Size in bytes of each part of a large object that is uploaded in parts.
 const PART_BYTES: usize = 16 << 20;
@@ -56,7 +60,7 @@ pub(crate) struct ObjectStore {
     /// Human-readable address of the store.
     address: Arc<str>,
     /// Whether the store supports listings. HTTP servers do not.
-    pub(crate) lists: bool,
+    lists: bool,
     tags: Tags,
     /// Whether the store returns bytes only of the requested version (`If-Match`). Servers of WebDAV and HTTP differ in this.
     strict: bool,
@@ -64,7 +68,7 @@ pub(crate) struct ObjectStore {
     uploads: Option<Arc<Uploads>>,
 }
 
-pub(crate) struct ObjectWriter {
+struct ObjectWriter {
     object_store: ObjectStore,
     writer: opendal::Writer,
     path: String,
@@ -175,8 +179,9 @@ fn azblob(
     }
 }
 
-fn operator(place: &RemoteAddress, keys: &Keys) -> opendal::Result<Operator> {
-    match &place.kind {
+/// Returns the client for a store; `None` if this build does not support its kind.
+fn operator(place: &RemoteAddress, keys: &Keys) -> Option<opendal::Result<Operator>> {
+    Some(match &place.kind {
         RemoteKind::S3 {
             bucket,
             root,
@@ -221,11 +226,8 @@ fn operator(place: &RemoteAddress, keys: &Keys) -> opendal::Result<Operator> {
             root,
             endpoint,
         } => Operator::new(azblob((container, root, endpoint), keys)),
-        _ => Err(opendal::Error::new(
-            ErrorKind::Unsupported,
-            "this build of tidemill does not support this kind of store: use a build with `--features full`",
-        )),
-    }
+        _ => return None,
+    })
 }
 
 fn object(path: &str, about: &Metadata, tags: Tags) -> StoreFile {
@@ -265,23 +267,16 @@ fn below(directory: &str) -> String {
 }
 
 /// Listing of one directory in progress.
-pub(crate) struct RemoteListing {
+struct RemoteListing {
     object_store: ObjectStore,
     lister: Option<opendal::Lister>,
     path: String,
     listed_names: usize,
 }
 
-/// Returns the error for a listing with more names than any real directory has.
-pub(crate) fn endless(path: &str, most: usize) -> Error {
-    Error::Store {
-        path: path.to_owned(),
-        reason: format!("the store's listing has no end: more than {most} names"),
-    }
-}
-
-impl RemoteListing {
-    pub(crate) async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
+#[async_trait]
+impl DirectoryPages for RemoteListing {
+    async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
         let mut entries = Vec::new();
         while entries.len() < most
             && let Some(lister) = &mut self.lister
@@ -294,7 +289,7 @@ impl RemoteListing {
             let (path, about) = entry.into_parts();
             self.listed_names += 1;
             if self.listed_names > NAMES_MAX {
-                return Err(endless(&self.path, NAMES_MAX));
+                return Err(Error::endless(&self.path, NAMES_MAX));
             }
             entries.extend(named(&self.path, &path, &about, self.object_store.tags));
         }
@@ -328,7 +323,8 @@ impl ObjectStore {
         if let Some(path) = keys.get("service_account") {
             crate::keys::own_file(path, true)?;
         }
-        let operator = operator(place, keys).map_err(|error| Error::Place {
+        let operator = operator(place, keys).ok_or_else(|| place.unsupported())?;
+        let operator = operator.map_err(|error| Error::Place {
             uri: place.uri().to_owned(),
             what: keys.scrubbed(error.message()),
         })?;
@@ -409,27 +405,7 @@ impl ObjectStore {
         reported.err().filter(same).unwrap_or(error)
     }
 
-    pub(crate) async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
-        let about = match self.operator.stat(path).await {
-            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
-                return Err(self.failed(path)(self.refusal(path, error).await));
-            }
-            about => about.map_err(self.failed(path))?,
-        };
-        match about.mode() {
-            EntryMode::DIR => Err(Error::NoFile {
-                path: path.to_owned(),
-                what: "a directory",
-            }),
-            _ => Ok(self.object(path, &about)),
-        }
-    }
-
-    pub(crate) async fn list(
-        &self,
-        directory: &str,
-        sender: &mpsc::Sender<Result<ListedItem, Error>>,
-    ) -> Result<(), Error> {
+    async fn send_all(&self, directory: &str, sender: &ListingSender) -> Result<(), Error> {
         if !self.lists {
             return Err(Error::Unable("list files: name one file"));
         }
@@ -440,7 +416,7 @@ impl ObjectStore {
         while let Some(entry) = lister.try_next().await.map_err(self.failed(directory))? {
             listed += 1;
             if listed > LISTED_MAX {
-                return Err(endless(directory, LISTED_MAX));
+                return Err(Error::endless(directory, LISTED_MAX));
             }
             let (path, about) = entry.into_parts();
             if about.mode() == EntryMode::DIR || crate::address::is_part(&path) {
@@ -457,34 +433,6 @@ impl ObjectStore {
         Ok(())
     }
 
-    /// Returns whether a path is a file, a directory or missing. In stores that know only keys, a directory is a common prefix of keys.
-    pub(crate) async fn look(&self, path: &str) -> Result<PathType, Error> {
-        let asked = self.operator.stat(path).await;
-        let (there, page) = match &asked {
-            Ok(about) if about.mode() == EntryMode::DIR => return Ok(PathType::Directory),
-            Ok(about) => (true, about.content_type().is_some_and(is_page)),
-            Err(error) if error.kind() == ErrorKind::NotFound => (false, true),
-            Err(_) => (true, false),
-        };
-        let directory = match self.lists {
-            true => !there && self.has_below(path).await?,
-            false => page && self.is_shown(path).await,
-        };
-        if directory {
-            return Ok(PathType::Directory);
-        }
-        let about = asked.map_err(self.failed(path))?;
-        let found = self.object(path, &about);
-        if !self.lists && found.size == 0 && self.operator.read_with(path).range(..1).await.is_ok()
-        {
-            return Err(Error::Store {
-                path: path.to_owned(),
-                reason: "the server does not report its length".into(),
-            });
-        }
-        Ok(PathType::File(found, modified(&about)))
-    }
-
     async fn has_below(&self, path: &str) -> Result<bool, Error> {
         let below = below(path);
         let lister = self.operator.lister_with(&below).limit(1);
@@ -499,24 +447,8 @@ impl ObjectStore {
         shown.is_ok_and(|about| about.content_type().is_some_and(is_page))
     }
 
-    /// Starts to list one directory.
-    pub(crate) async fn level(&self, path: &str) -> Result<RemoteListing, Error> {
-        let lister = self.operator.lister(&below(path)).await;
-        Ok(RemoteListing {
-            object_store: self.clone(),
-            lister: Some(lister.map_err(self.failed(path))?),
-            path: path.to_owned(),
-            listed_names: 0,
-        })
-    }
-
     /// Reads a byte range of exactly the version `of`. If the answer is longer than the range, the rest is not read.
-    pub(crate) async fn range(
-        &self,
-        object: &StoreFile,
-        from: u64,
-        count: u64,
-    ) -> Result<Bytes, Error> {
+    async fn range(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
         let path = &object.path;
         let failed = self.failed(path);
         let reader = self.operator.reader_with(path);
@@ -548,28 +480,7 @@ impl ObjectStore {
         }
     }
 
-    /// Reads bytes of exactly the version `of`.
-    pub(crate) async fn read(
-        &self,
-        object: &StoreFile,
-        from: u64,
-        count: u64,
-    ) -> Result<Bytes, Error> {
-        let able = self.operator.info().capability().read_with_if_match;
-        let read = self
-            .operator
-            .read_with(&object.path)
-            .range(from..from + count);
-        let read = match object.checked_by_store {
-            true if self.tags == Tags::Versions => read.if_version_match(&object.tag).await,
-            true if able => read.if_match(&object.tag).await,
-            _ => read.await,
-        };
-        let bytes = read.map_err(self.failed(&object.path))?;
-        Ok(bytes.to_bytes())
-    }
-
-    pub(crate) fn checks(&self) -> bool {
+    fn checks(&self) -> bool {
         self.strict && self.operator.info().capability().read_with_if_match
     }
 
@@ -604,7 +515,7 @@ impl ObjectStore {
         }
     }
 
-    pub(crate) async fn write(&self, path: &str, over: &Overwrite) -> Result<ObjectWriter, Error> {
+    async fn writer(&self, path: &str, over: &Overwrite) -> Result<ObjectWriter, Error> {
         let able = self.operator.info().capability();
         if !able.write {
             return Err(Error::Unable("be written to"));
@@ -637,23 +548,104 @@ impl ObjectStore {
             written: 0,
         })
     }
+}
 
-    /// Returns whether the store accepts a whole file under its final name and never shows an incomplete file.
-    pub(crate) fn puts(&self) -> bool {
-        let able = self.operator.info().capability();
-        able.write && !able.rename
+#[async_trait]
+impl RemoteStore for ObjectStore {
+    async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        let about = match self.operator.stat(checked(path)?).await {
+            Err(error) if error.kind() == ErrorKind::PermissionDenied => {
+                return Err(self.failed(path)(self.refusal(path, error).await));
+            }
+            about => about.map_err(self.failed(path))?,
+        };
+        match about.mode() {
+            EntryMode::DIR => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a directory",
+            }),
+            _ => Ok(self.object(path, &about)),
+        }
     }
 
-    /// Writes a whole file to a store for which [`Self::puts`] is true.
-    pub(crate) async fn put(
-        &self,
-        path: &str,
-        bytes: Bytes,
-        over: &Overwrite,
-    ) -> Result<StoreFile, Error> {
+    async fn look(&self, path: &str) -> Result<PathType, Error> {
+        if path.is_empty() {
+            return Ok(PathType::Directory);
+        }
+        let asked = self.operator.stat(shown(path)?).await;
+        let (there, page) = match &asked {
+            Ok(about) if about.mode() == EntryMode::DIR => return Ok(PathType::Directory),
+            Ok(about) => (true, about.content_type().is_some_and(is_page)),
+            Err(error) if error.kind() == ErrorKind::NotFound => (false, true),
+            Err(_) => (true, false),
+        };
+        let directory = match self.lists {
+            true => !there && self.has_below(path).await?,
+            false => page && self.is_shown(path).await,
+        };
+        if directory {
+            return Ok(PathType::Directory);
+        }
+        let about = asked.map_err(self.failed(path))?;
+        let found = self.object(path, &about);
+        if !self.lists && found.size == 0 && self.operator.read_with(path).range(..1).await.is_ok()
+        {
+            return Err(Error::Store {
+                path: path.to_owned(),
+                reason: "the server does not report its length".into(),
+            });
+        }
+        Ok(PathType::File(found, modified(&about)))
+    }
+
+    fn lists(&self) -> bool {
+        self.lists
+    }
+
+    async fn entries(&self, path: &str) -> Result<Box<dyn DirectoryPages>, Error> {
+        let below = below(checked_directory(path)?);
+        let lister = match self.lists {
+            true => Some(self.operator.lister(&below).await),
+            false => None,
+        };
+        Ok(Box::new(RemoteListing {
+            object_store: self.clone(),
+            lister: lister.transpose().map_err(self.failed(path))?,
+            path: path.to_owned(),
+            listed_names: 0,
+        }))
+    }
+
+    fn list(&self, directory: &str) -> Lister {
+        let (object_store, directory) = (self.clone(), directory.to_owned());
+        Lister::of(|sender| async move { object_store.send_all(&directory, &sender).await })
+    }
+
+    async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
+        checked(&object.path)?;
+        Ok(FileReader::new(object, self.clone()))
+    }
+
+    async fn read_at(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        checked(&object.path)?;
+        match count {
+            0 => Ok(Bytes::new()),
+            count => self.range(object, from, count).await,
+        }
+    }
+
+    async fn write_over(&self, path: &str, over: Overwrite) -> Result<Box<dyn StoreWriter>, Error> {
+        Ok(Box::new(self.writer(checked(path)?, &over).await?))
+    }
+
+    async fn put(&self, path: &str, bytes: Bytes, over: Overwrite) -> Result<StoreFile, Error> {
+        let able = self.operator.info().capability();
+        if !able.write || able.rename {
+            return crate::store::written(self.write_over(path, over).await?, bytes).await;
+        }
         let size = bytes.len() as u64;
-        let writing = self.operator.write_with(path, bytes);
-        let about = match self.condition(over) {
+        let writing = self.operator.write_with(checked(path)?, bytes);
+        let about = match self.condition(&over) {
             Condition::Tag(tag) => writing.if_match(tag).await,
             Condition::Version(version) => writing.if_version_match(version).await,
             Condition::Nothing => writing.if_not_exists(true).await,
@@ -668,17 +660,17 @@ impl ObjectStore {
         Ok(written)
     }
 
-    /// Copies the file `path` to `other`, in place of an existing file.
-    pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+    async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
         if !self.operator.info().capability().copy {
             return Err(Error::Unable("copy files"));
         }
-        let copied = self.operator.copy(path, other).await;
+        let copied = self.operator.copy(checked(path)?, checked(other)?).await;
         copied.map_err(self.failed(path))?;
         self.stat(other).await
     }
 
-    pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+    async fn remove(&self, path: &str) -> Result<(), Error> {
+        checked(path)?;
         if self.operator.info().capability().rename {
             // Servers of WebDAV would remove a directory with all its files.
             self.stat(path).await?;
@@ -687,20 +679,18 @@ impl ObjectStore {
         removed.map_err(self.failed(path))
     }
 
-    /// Returns whether an interrupted write may leave data in the store.
-    pub(crate) fn leaves(&self) -> bool {
+    fn leaves(&self) -> bool {
         self.uploads.is_some()
     }
 
-    /// Removes the data of interrupted writes of a file that began at or after `since`.
-    pub(crate) async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
+    async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
         match &self.uploads {
-            Some(uploads) => uploads.abandon(path, since, &self.keys).await,
+            Some(uploads) => uploads.abandon(checked(path)?, since, &self.keys).await,
             None => Ok(()),
         }
     }
 
-    pub(crate) async fn check(&self) -> Result<(), Error> {
+    async fn check(&self) -> Result<(), Error> {
         if !self.lists {
             return match self.operator.stat("/").await {
                 Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
@@ -713,8 +703,32 @@ impl ObjectStore {
     }
 }
 
-impl ObjectWriter {
-    pub(crate) async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+#[async_trait]
+impl FileSource for ObjectStore {
+    async fn piece(&mut self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        let able = self.operator.info().capability().read_with_if_match;
+        let read = self
+            .operator
+            .read_with(&object.path)
+            .range(from..from + count);
+        let read = match object.checked_by_store {
+            true if self.tags == Tags::Versions => read.if_version_match(&object.tag).await,
+            true if able => read.if_match(&object.tag).await,
+            _ => read.await,
+        };
+        let bytes = read.map_err(self.failed(&object.path))?;
+        Ok(bytes.to_bytes())
+    }
+
+    async fn is_same(&mut self, object: &StoreFile) -> Result<bool, Error> {
+        let checked = self.checks() && object.checked_by_store && object.size > 0;
+        Ok(checked || self.stat(&object.path).await?.tag == object.tag)
+    }
+}
+
+#[async_trait]
+impl StoreWriter for ObjectWriter {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
         self.written += bytes.len() as u64;
         let able = self.object_store.operator.info().capability();
         if !able.write_can_multi {
@@ -728,7 +742,7 @@ impl ObjectWriter {
         written.map_err(self.object_store.failed(&self.path))
     }
 
-    pub(crate) async fn finish(mut self) -> Result<StoreFile, Error> {
+    async fn finish(mut self: Box<Self>) -> Result<StoreFile, Error> {
         let finished = self.ended().await;
         if finished.is_err() {
             self.abort().await;
@@ -736,6 +750,16 @@ impl ObjectWriter {
         finished
     }
 
+    async fn abort(mut self: Box<Self>) {
+        // The caller reports the first error.
+        let _ = self.writer.abort().await;
+        if let Some(part) = &self.part {
+            let _ = self.object_store.operator.delete(part).await;
+        }
+    }
+}
+
+impl ObjectWriter {
     async fn ended(&mut self) -> Result<StoreFile, Error> {
         let object_store = &self.object_store;
         if !self.pieces.is_empty() {
@@ -758,14 +782,6 @@ impl ObjectWriter {
         match now.size == self.written {
             true => Ok(now),
             false => Err(Error::Changed(self.path.clone())),
-        }
-    }
-
-    pub(crate) async fn abort(mut self) {
-        // The caller reports the first error.
-        let _ = self.writer.abort().await;
-        if let Some(part) = &self.part {
-            let _ = self.object_store.operator.delete(part).await;
         }
     }
 }

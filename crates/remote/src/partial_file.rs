@@ -72,7 +72,7 @@ impl PartialFile {
         self
     }
 
-    pub(crate) fn write(&mut self, bytes: &[u8]) -> Result<(), Error> {
+    pub(crate) fn append(&mut self, bytes: &[u8]) -> Result<(), Error> {
         let written = self.file.write_all(bytes);
         written.map_err(|error| Error::Store {
             path: self.path.clone(),
@@ -115,7 +115,7 @@ impl PartialFile {
     }
 
     /// Syncs the temporary file and renames it to its final name.
-    pub(crate) fn finish(mut self) -> Result<StoreFile, Error> {
+    pub(crate) fn complete(mut self) -> Result<StoreFile, Error> {
         let at = Error::of(&self.path);
         rustix::fs::fdatasync(&self.file).map_err(&at)?;
         self.take_name()?;

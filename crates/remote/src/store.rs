@@ -1,15 +1,12 @@
-//! Connection to one store of any kind. The module passes each request to the implementation of the store's kind.
+//! The trait of stores and its types, with [`open`]. Each kind of store implements the trait in a module of its own.
 
-use crate::address::{RemoteAddress, RemoteKind, checked};
+use crate::address::{RemoteAddress, RemoteKind};
 use crate::directory::LocalStore;
-use crate::object_store::{self, ObjectStore};
-use crate::partial_file::PartialFile;
-use crate::tree::{self, TreeStore};
-use crate::{Error, Keys, sftp, webhdfs};
+use crate::{Error, Keys, sftp};
+use async_trait::async_trait;
 use bytes::Bytes;
 use std::fmt;
-use std::fs::File;
-use std::io::Read;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 use tokio::sync::mpsc;
 
@@ -54,22 +51,296 @@ pub enum ListedItem {
     Passed(String, &'static str),
 }
 
-/// Connection to a store.
-#[derive(Clone, Debug)]
-pub struct Remote(pub(crate) RemoteStore);
+/// Type of a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PathType {
+    /// The path is a file, with its time of modification if the store returns the time.
+    File(StoreFile, Option<SystemTime>),
+    /// The path is a directory, or a common prefix of keys.
+    Directory,
+}
 
-#[derive(Clone, Debug)]
-pub(crate) enum RemoteStore {
-    Directory(LocalStore),
-    ObjectStore(ObjectStore),
-    Tree(TreeStore),
+impl PathType {
+    /// Returns the file at the path. Fails for a directory.
+    pub(crate) fn file(self, path: &str) -> Result<StoreFile, Error> {
+        match self {
+            Self::File(object, _) => Ok(object),
+            Self::Directory => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a directory",
+            }),
+        }
+    }
+
+    /// Fails unless the path is a directory.
+    pub(crate) fn directory(&self, path: &str) -> Result<(), Error> {
+        match self {
+            Self::Directory => Ok(()),
+            Self::File(..) => Err(Error::NoFile {
+                path: path.to_owned(),
+                what: "a file",
+            }),
+        }
+    }
+
+    /// Fails unless the file is unchanged since `object` was returned.
+    pub(crate) fn still(&self, object: &StoreFile) -> Result<(), Error> {
+        match self {
+            Self::File(now, _) if now == object => Ok(()),
+            _ => Err(Error::Changed(object.path.clone())),
+        }
+    }
+}
+
+/// Entry of a directory listing.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListingEntry {
+    /// Name of the entry, without slash.
+    pub name: String,
+    /// Type of the entry.
+    pub seen: PathType,
+}
+
+/// Connection to a store. Clones share the connection.
+pub type Remote = Arc<dyn RemoteStore>;
+
+/// Store outside of the cluster. Paths have no slash at their ends; the empty path is the root of the store. A store refuses paths that
+/// lead out of it.
+#[async_trait]
+pub trait RemoteStore: fmt::Debug + Send + Sync {
+    /// Returns the size and tag of the current version of a file.
+    ///
+    /// # Errors
+    /// The path does not exist, is no file, or may not be accessed.
+    async fn stat(&self, path: &str) -> Result<StoreFile, Error>;
+
+    /// Returns the type of a path.
+    ///
+    /// # Errors
+    /// The path does not exist, is of a type that is never followed, or may not be accessed.
+    async fn look(&self, path: &str) -> Result<PathType, Error>;
+
+    /// Returns whether stores of this kind can be listed.
+    fn lists(&self) -> bool {
+        true
+    }
+
+    /// Starts to list a directory. The listing is empty for a store that can't be listed.
+    ///
+    /// # Errors
+    /// The path is no directory, or may not be listed.
+    async fn entries(&self, path: &str) -> Result<Box<dyn DirectoryPages>, Error>;
+
+    /// Lists all files below a directory, at any depth; an empty `directory` is the whole store. A missing directory may count as empty.
+    fn list(&self, directory: &str) -> Lister;
+
+    /// Starts to read a file in exactly the version `object`.
+    ///
+    /// # Errors
+    /// The file does not exist, has changed, or may not be read.
+    async fn read(&self, object: &StoreFile) -> Result<FileReader, Error>;
+
+    /// Reads a byte range of exactly the version `object` of a file. An empty range checks whether a directory's file may be read.
+    ///
+    /// # Errors
+    /// The file has changed, or can't be read.
+    async fn read_at(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error>;
+
+    /// Starts to write a file.
+    ///
+    /// # Errors
+    /// The store does not accept the file, or another process is writing the file.
+    async fn write(&self, path: &str) -> Result<Box<dyn StoreWriter>, Error> {
+        self.write_over(path, Overwrite::Anything).await
+    }
+
+    /// Starts to write a file like [`Self::write`]. The write replaces only the file that `over` permits, if the store can check that.
+    ///
+    /// # Errors
+    /// The errors of [`Self::write`]; also [`Error::Changed`], at the start or at the end of the write.
+    async fn write_over(&self, path: &str, over: Overwrite) -> Result<Box<dyn StoreWriter>, Error>;
+
+    /// Writes a whole file, if `over` permits the write.
+    ///
+    /// # Errors
+    /// The store does not accept the file: an existing file then stays unchanged.
+    async fn put(&self, path: &str, bytes: Bytes, over: Overwrite) -> Result<StoreFile, Error> {
+        written(self.write_over(path, over).await?, bytes).await
+    }
+
+    /// Creates a file `other` with the bytes of the file `path`, in place of an existing file: a hard link or a copy.
+    ///
+    /// # Errors
+    /// The store does not support the operation, or the file does not exist.
+    async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error>;
+
+    /// Removes a file.
+    ///
+    /// # Errors
+    /// The file may not be removed.
+    async fn remove(&self, path: &str) -> Result<(), Error>;
+
+    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::abandon`] finds.
+    fn leaves(&self) -> bool {
+        false
+    }
+
+    /// Removes the data of interrupted writes of a file that began at or after `since`, by the store's clock. A write in progress fails.
+    ///
+    /// # Errors
+    /// The store does not answer or refuses the request.
+    async fn abandon(&self, _path: &str, _since: SystemTime) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// Opens the directory of a store again, which may be missing or replaced. If this fails, the store keeps the directory that is open.
+    fn renew(&self) {}
+
+    /// Checks that the store answers and accepts the keys.
+    ///
+    /// # Errors
+    /// The store does not answer or does not accept the keys.
+    async fn check(&self) -> Result<(), Error>;
+}
+
+/// Listing of one directory, in pages. No thread works on the listing between two pages.
+#[async_trait]
+pub trait DirectoryPages: Send {
+    /// Returns up to `most` further entries; an empty list at the end. Invalid file names, and types that are never followed, are left out.
+    ///
+    /// # Errors
+    /// The store does not continue the listing.
+    async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error>;
+}
+
+impl fmt::Debug for dyn DirectoryPages {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("DirectoryPages")
+    }
+}
+
+/// Writer of a file of a store. The file becomes visible when [`Self::finish`] returns.
+#[async_trait]
+pub trait StoreWriter: Send {
+    /// Writes the next bytes of the file.
+    ///
+    /// # Errors
+    /// The store does not accept the bytes: nothing of the file then becomes visible.
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Error>;
+
+    /// Finishes the file and makes it visible.
+    ///
+    /// # Errors
+    /// The store refuses the file: an existing file then stays unchanged.
+    async fn finish(self: Box<Self>) -> Result<StoreFile, Error>;
+
+    /// Aborts the write and removes its data.
+    async fn abort(self: Box<Self>);
+}
+
+impl fmt::Debug for dyn StoreWriter {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("StoreWriter")
+    }
+}
+
+/// Writes all bytes of a file that was begun.
+pub(crate) async fn written(
+    mut writer: Box<dyn StoreWriter>,
+    bytes: Bytes,
+) -> Result<StoreFile, Error> {
+    match writer.write(bytes).await {
+        Ok(()) => writer.finish().await,
+        Err(error) => {
+            writer.abort().await;
+            Err(error)
+        }
+    }
+}
+
+/// Source of the bytes of one version of a file, which are read in order.
+#[async_trait]
+pub(crate) trait FileSource: Send {
+    /// Returns the `count` bytes from `from` on.
+    async fn piece(&mut self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error>;
+    /// Returns whether the file is unchanged after all its bytes were read.
+    async fn is_same(&mut self, object: &StoreFile) -> Result<bool, Error>;
+}
+
+/// Reader of a file of a store, from the file's start to its end.
+pub struct FileReader {
+    source: Box<dyn FileSource>,
+    object: StoreFile,
+    done: u64,
+}
+
+impl fmt::Debug for FileReader {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut out = out.debug_struct("FileReader");
+        out.field("object", &self.object).finish_non_exhaustive()
+    }
+}
+
+impl FileReader {
+    pub(crate) fn new(object: &StoreFile, source: impl FileSource + 'static) -> Self {
+        Self {
+            source: Box::new(source),
+            object: object.clone(),
+            done: 0,
+        }
+    }
+
+    /// Returns the next bytes of the file; `None` after the last bytes, if the file is unchanged.
+    ///
+    /// # Errors
+    /// The file has changed, or can't be read further.
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
+        let object = &self.object;
+        let count = PIECE_BYTES.min(object.size - self.done);
+        let (piece, same) = match count {
+            0 => (None, self.source.is_same(object).await?),
+            count => {
+                let piece = self.source.piece(object, self.done, count).await?;
+                let same = piece.len() as u64 == count;
+                (Some(piece), same)
+            }
+        };
+        self.done += count;
+        match same {
+            true => Ok(piece),
+            false => Err(Error::Changed(object.path.clone())),
+        }
+    }
 }
 
 /// Listing of a store in progress.
 #[derive(Debug)]
 pub struct Lister(mpsc::Receiver<Result<ListedItem, Error>>);
 
+/// Receiver of the items of a listing. A listing ends early when its reader is dropped.
+pub(crate) type ListingSender = mpsc::Sender<Result<ListedItem, Error>>;
+
 impl Lister {
+    pub(crate) fn new() -> (ListingSender, Self) {
+        let (sender, listed) = mpsc::channel(LISTED_AHEAD);
+        (sender, Self(listed))
+    }
+
+    /// Returns the listing whose items `list` sends.
+    pub(crate) fn of<L>(list: impl FnOnce(ListingSender) -> L) -> Self
+    where
+        L: Future<Output = Result<(), Error>> + Send + 'static,
+    {
+        let (sender, listed) = Self::new();
+        let listing = list(sender.clone());
+        tokio::spawn(async move {
+            if let Err(error) = listing.await {
+                let _ = sender.send(Err(error)).await;
+            }
+        });
+        listed
+    }
+
     /// Returns the next item of the listing; `None` at its end.
     ///
     /// # Errors
@@ -79,367 +350,39 @@ impl Lister {
     }
 }
 
-/// Reader of a file of a store, from the file's start to its end.
-#[derive(Debug)]
-pub struct FileReader {
-    remote: Remote,
-    object: StoreFile,
-    file: Option<File>,
-    done: u64,
-}
-
-/// Writer of a file of a store. The file becomes visible when [`Self::finish`] returns.
-pub struct StoreWriter(WriterKind);
-
-impl fmt::Debug for StoreWriter {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        out.debug_struct("Writer").finish_non_exhaustive()
-    }
-}
-
-enum WriterKind {
-    Part(PartialFile),
-    ObjectStore(Box<object_store::ObjectWriter>),
-    Tree(tree::TreeWriter),
-}
-
-/// Runs a blocking function that uses a disk, on a thread that may block.
-pub(crate) async fn aside<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    let done = tokio::task::spawn_blocking(work).await;
-    done.unwrap_or_else(|error| {
-        Err(Error::Store {
-            path: "a task".into(),
-            reason: error.to_string(),
-        })
+/// Opens a store. The function sends no request, but opens the directory of a store that is a directory.
+///
+/// # Errors
+/// The address or the keys are invalid, the directory can't be opened, or this build does not support the kind of the store.
+pub fn open(place: &RemoteAddress, keys: &Keys) -> Result<Remote, Error> {
+    Ok(match &place.kind {
+        RemoteKind::Directory(path) => Arc::new(LocalStore::open(path)?),
+        RemoteKind::Sftp { host, port, root } => Arc::new(sftp::open((host, *port, root), keys)?),
+        #[cfg(feature = "hdfs")]
+        RemoteKind::Hdfs(host, root) => Arc::new(crate::hdfs::open(host, root, keys)?),
+        #[cfg(feature = "services")]
+        RemoteKind::WebHdfs(host, root) => Arc::new(crate::webhdfs::open(host, root, keys)),
+        #[cfg(feature = "services")]
+        _ => Arc::new(crate::object_store::ObjectStore::open(place, keys)?),
+        #[cfg(not(feature = "services"))]
+        _ => return Err(place.unsupported()),
     })
 }
 
-impl Remote {
-    /// Opens a store. The function sends no request, but opens the directory of a store that is a directory.
-    ///
-    /// # Errors
-    /// The address or the keys are invalid, or the directory can't be opened.
-    pub fn open(place: &RemoteAddress, keys: &Keys) -> Result<Self, Error> {
-        Ok(Self(match &place.kind {
-            RemoteKind::Directory(path) => RemoteStore::Directory(LocalStore::open(path)?),
-            RemoteKind::Sftp { host, port, root } => {
-                RemoteStore::Tree(sftp::open((host, *port, root), keys)?)
-            }
-            RemoteKind::WebHdfs(host, root) => RemoteStore::Tree(webhdfs::open(host, root, keys)),
-            #[cfg(feature = "hdfs")]
-            RemoteKind::Hdfs(host, root) => RemoteStore::Tree(crate::hdfs::open(host, root, keys)?),
-            _ => RemoteStore::ObjectStore(ObjectStore::open(place, keys)?),
-        }))
-    }
+#[cfg(all(test, not(feature = "services")))]
+mod tests {
+    use super::*;
 
-    /// Returns the size and tag of the current version of a file.
-    ///
-    /// # Errors
-    /// The path does not exist, is no file, or may not be accessed.
-    pub async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
-        let path = checked(path)?.to_owned();
-        match &self.0 {
-            RemoteStore::Directory(directory) => {
-                let directory = directory.clone();
-                aside(move || directory.stat(&path)).await
-            }
-            RemoteStore::ObjectStore(object_store) => object_store.stat(&path).await,
-            RemoteStore::Tree(tree) => tree.stat(&path).await,
-        }
-    }
-
-    /// Returns whether stores of this kind can be listed.
-    #[must_use]
-    pub fn lists(&self) -> bool {
-        match &self.0 {
-            RemoteStore::Directory(_) | RemoteStore::Tree(_) => true,
-            RemoteStore::ObjectStore(object_store) => object_store.lists,
-        }
-    }
-
-    /// Lists all files below a directory, at any depth; an empty `directory` is the whole store. A missing directory may count as empty.
-    #[must_use]
-    pub fn list(&self, directory: &str) -> Lister {
-        let (sender, listed) = mpsc::channel(LISTED_AHEAD);
-        let below = directory.to_owned();
-        match &self.0 {
-            RemoteStore::Directory(directory) => {
-                let directory = directory.clone();
-                tokio::task::spawn_blocking(move || {
-                    let mut tell = |listed| sender.blocking_send(Ok(listed)).is_ok();
-                    if let Err(error) = directory.list(&below, &mut tell) {
-                        let _ = sender.blocking_send(Err(error));
-                    }
-                });
-            }
-            RemoteStore::ObjectStore(object_store) => {
-                let object_store = object_store.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = object_store.list(&below, &sender).await {
-                        let _ = sender.send(Err(error)).await;
-                    }
-                });
-            }
-            RemoteStore::Tree(tree) => {
-                let tree = tree.clone();
-                tokio::spawn(async move {
-                    if let Err(error) = tree.list(&below, &sender).await {
-                        let _ = sender.send(Err(error)).await;
-                    }
-                });
-            }
-        }
-        Lister(listed)
-    }
-
-    /// Starts to read a file in exactly the version `object`.
-    ///
-    /// # Errors
-    /// The file does not exist, has changed, or may not be read.
-    pub async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
-        let path = checked(&object.path)?.to_owned();
-        let mut file = None;
-        if let RemoteStore::Directory(directory) = &self.0 {
-            let directory = directory.clone();
-            let (opened, now) = aside(move || directory.file(&path)).await?;
-            if now != *object {
-                return Err(Error::Changed(object.path.clone()));
-            }
-            file = Some(opened);
-        }
-        Ok(FileReader {
-            remote: self.clone(),
-            object: object.clone(),
-            file,
-            done: 0,
-        })
-    }
-
-    /// Starts to write a file.
-    ///
-    /// # Errors
-    /// The store does not accept the file, or another process is writing the file.
-    pub async fn write(&self, path: &str) -> Result<StoreWriter, Error> {
-        self.write_over(path, Overwrite::Anything).await
-    }
-
-    /// Starts to write a file like [`Self::write`]. The write replaces only the file that `over` permits, if the store can check that.
-    ///
-    /// # Errors
-    /// The errors of [`Self::write`]; also [`Error::Changed`], at the start or at the end of the write.
-    pub async fn write_over(&self, path: &str, over: Overwrite) -> Result<StoreWriter, Error> {
-        let path = checked(path)?.to_owned();
-        Ok(StoreWriter(match &self.0 {
-            RemoteStore::Directory(directory) => {
-                let directory = directory.clone();
-                WriterKind::Part(aside(move || directory.create(&path)).await?.over(over))
-            }
-            RemoteStore::ObjectStore(object_store) => {
-                WriterKind::ObjectStore(Box::new(object_store.write(&path, &over).await?))
-            }
-            RemoteStore::Tree(tree) => WriterKind::Tree(tree.write(&path, over).await?),
-        }))
-    }
-
-    /// Writes a whole file, if `over` permits the write.
-    ///
-    /// # Errors
-    /// The store does not accept the file: an existing file then stays unchanged.
-    pub async fn put(&self, path: &str, bytes: Bytes, over: Overwrite) -> Result<StoreFile, Error> {
-        if let RemoteStore::ObjectStore(object_store) = &self.0
-            && object_store.puts()
-        {
-            return object_store.put(checked(path)?, bytes, &over).await;
-        }
-        let mut writer = self.write_over(path, over).await?;
-        match writer.write(bytes).await {
-            Ok(()) => writer.finish().await,
-            Err(error) => {
-                writer.abort().await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Creates a file `other` with the bytes of the file `path`, in place of an existing file: a hard link or a copy.
-    ///
-    /// # Errors
-    /// The store does not support the operation, or the file does not exist.
-    pub async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
-        let (path, other) = (checked(path)?.to_owned(), checked(other)?.to_owned());
-        match &self.0 {
-            RemoteStore::Directory(directory) => {
-                let directory = directory.clone();
-                aside(move || directory.also(&path, &other)).await
-            }
-            RemoteStore::ObjectStore(object_store) => object_store.also(&path, &other).await,
-            RemoteStore::Tree(tree) => tree.also(&path, &other).await,
-        }
-    }
-
-    /// Removes a file.
-    ///
-    /// # Errors
-    /// The file may not be removed.
-    pub async fn remove(&self, path: &str) -> Result<(), Error> {
-        let path = checked(path)?.to_owned();
-        match &self.0 {
-            RemoteStore::Directory(directory) => {
-                let directory = directory.clone();
-                aside(move || directory.remove(&path)).await
-            }
-            RemoteStore::ObjectStore(object_store) => object_store.remove(&path).await,
-            RemoteStore::Tree(tree) => tree.remove(&path).await,
-        }
-    }
-
-    /// Returns whether the end of this process during a write may leave data in the store that only [`Self::abandon`] finds.
-    #[must_use]
-    pub fn leaves(&self) -> bool {
-        matches!(&self.0, RemoteStore::ObjectStore(object_store) if object_store.leaves())
-    }
-
-    /// Removes the data of interrupted writes of a file that began at or after `since`, by the store's clock. A write in progress fails.
-    ///
-    /// # Errors
-    /// The store does not answer or refuses the request.
-    pub async fn abandon(&self, path: &str, since: SystemTime) -> Result<(), Error> {
-        match &self.0 {
-            RemoteStore::ObjectStore(object_store) => {
-                object_store.abandon(checked(path)?, since).await
-            }
-            RemoteStore::Directory(_) | RemoteStore::Tree(_) => Ok(()),
-        }
-    }
-
-    /// Opens the directory of a store again, which may be missing or replaced. If this fails, the store keeps the directory that is open.
-    pub fn renew(&self) {
-        if let RemoteStore::Directory(directory) = &self.0 {
-            directory.renew();
-        }
-    }
-
-    /// Checks that the store answers and accepts the keys.
-    ///
-    /// # Errors
-    /// The store does not answer or does not accept the keys.
-    pub async fn check(&self) -> Result<(), Error> {
-        match &self.0 {
-            RemoteStore::ObjectStore(object_store) => object_store.check().await,
-            RemoteStore::Tree(tree) => tree.check().await,
-            RemoteStore::Directory(_) => self.list("").next().await.map(|_| ()),
-        }
-    }
-}
-
-impl FileReader {
-    /// Returns the next bytes of the file; `None` after the last bytes, if the file is unchanged.
-    ///
-    /// # Errors
-    /// The file has changed, or can't be read further.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
-        let left = self.object.size - self.done;
-        if left == 0 {
-            self.is_same().await?;
-            return Ok(None);
-        }
-        let count = left.min(PIECE_BYTES);
-        let piece = match (&self.remote.0, self.file.take()) {
-            (RemoteStore::ObjectStore(object_store), _) => {
-                object_store.read(&self.object, self.done, count).await?
-            }
-            (RemoteStore::Tree(tree), _) => tree.range(&self.object, self.done, count).await?,
-            (RemoteStore::Directory(_), file) => {
-                let path = self.object.path.clone();
-                let (file, piece) = aside(move || piece(file, &path, count)).await?;
-                self.file = Some(file);
-                piece
-            }
-        };
-        if piece.len() as u64 != count {
-            return Err(Error::Changed(self.object.path.clone()));
-        }
-        self.done += count;
-        Ok(Some(piece))
-    }
-
-    async fn is_same(&mut self) -> Result<(), Error> {
-        let path = &self.object.path;
-        let same = match (&self.remote.0, &self.file) {
-            (RemoteStore::ObjectStore(object_store), _)
-                if object_store.checks()
-                    && self.object.checked_by_store
-                    && self.object.size > 0 =>
-            {
-                true
-            }
-            (RemoteStore::ObjectStore(object_store), _) => {
-                object_store.stat(path).await?.tag == self.object.tag
-            }
-            // Each piece was checked when it was read.
-            (RemoteStore::Tree(_), _) if self.object.size > 0 => true,
-            (RemoteStore::Tree(tree), _) => tree.stat(path).await? == self.object,
-            (RemoteStore::Directory(_), None) => false,
-            // The open file is checked: another file may have its name by now.
-            (RemoteStore::Directory(_), Some(file)) => {
-                let stat = rustix::fs::fstat(file).map_err(Error::of(path))?;
-                // Removing the name changes the time of change. So only the content is compared.
-                crate::directory::is_content(&self.object.tag, &stat)
-            }
-        };
-        match same {
-            true => Ok(()),
-            false => Err(Error::Changed(path.clone())),
-        }
-    }
-}
-
-fn piece(file: Option<File>, path: &str, count: u64) -> Result<(File, Bytes), Error> {
-    let failed = |reason: String| Error::Store {
-        path: path.to_owned(),
-        reason,
-    };
-    let mut file = file.ok_or_else(|| failed("an earlier piece could not be read".into()))?;
-    let mut bytes = Vec::with_capacity(usize::try_from(count).unwrap_or_default());
-    let read = (&mut file).take(count).read_to_end(&mut bytes);
-    read.map_err(|error| failed(error.to_string()))?;
-    Ok((file, bytes.into()))
-}
-
-impl StoreWriter {
-    /// Writes the next bytes of the file.
-    ///
-    /// # Errors
-    /// The store does not accept the bytes: nothing of the file then becomes visible.
-    pub async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
-        match &mut self.0 {
-            // The write only fills the page cache, so it does not block.
-            WriterKind::Part(part) => part.write(&bytes),
-            WriterKind::ObjectStore(writer) => writer.write(bytes).await,
-            WriterKind::Tree(writer) => writer.write(bytes).await,
-        }
-    }
-
-    /// Finishes the file and makes it visible.
-    ///
-    /// # Errors
-    /// The store refuses the file: an existing file then stays unchanged.
-    pub async fn finish(self) -> Result<StoreFile, Error> {
-        match self.0 {
-            WriterKind::Part(part) => aside(move || part.finish()).await,
-            WriterKind::ObjectStore(writer) => writer.finish().await,
-            WriterKind::Tree(writer) => writer.finish().await,
-        }
-    }
-
-    /// Aborts the write and removes its data.
-    pub async fn abort(self) {
-        match self.0 {
-            WriterKind::Part(_) => {}
-            WriterKind::ObjectStore(writer) => writer.abort().await,
-            WriterKind::Tree(writer) => writer.abort().await,
+    #[test]
+    fn build_without_services_names_feature_of_refused_address() {
+        for (uri, feature) in [
+            ("s3://bucket", "dist"),
+            ("webhdfs://host", "dist"),
+            ("gs://bucket", "full"),
+        ] {
+            let place = RemoteAddress::parse(uri).unwrap();
+            let error = open(&place, &Keys::default()).unwrap_err().to_string();
+            assert!(error.contains(&format!("--features {feature}")), "{error}");
         }
     }
 }

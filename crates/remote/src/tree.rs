@@ -2,17 +2,21 @@
 //! is written under a temporary name and renamed in one step. A protocol implements [`TreeProtocol`]; this module contains all other code.
 
 use crate::Error;
-use crate::address::{DEPTH_MAX, NAME_BYTES_MAX, checked, fresh_part_of, is_name, is_part, join};
-use crate::browse::{ListingEntry, PathType};
-use crate::object_store::endless;
-use crate::store::{ListedItem, Overwrite, PIECE_BYTES, SILENCE, StoreFile};
+use crate::address::{
+    DEPTH_MAX, NAME_BYTES_MAX, checked, checked_directory, fresh_part_of, is_name, is_part, join,
+    shown,
+};
+use crate::store::{
+    DirectoryPages, FileReader, FileSource, ListedItem, Lister, ListingEntry, ListingSender,
+    Overwrite, PIECE_BYTES, PathType, RemoteStore, SILENCE, StoreFile, StoreWriter,
+};
+use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
-use tokio::sync::mpsc;
 
 /// Maximum number of names of one directory, and maximum number of consecutive empty pages of a listing.
 const NAMES_MAX: usize = 10_000_000;
@@ -134,7 +138,7 @@ impl fmt::Debug for TreeStore {
 }
 
 /// Listing of one directory in progress.
-pub(crate) struct TreeListing {
+struct TreeListing {
     path: String,
     names: Option<Box<dyn TreeNames>>,
     /// Names that the server has returned and the listing has not returned yet.
@@ -145,7 +149,7 @@ pub(crate) struct TreeListing {
 }
 
 /// File that is being written under a temporary name.
-pub(crate) struct TreeWriter {
+struct TreeWriter {
     tree: TreeStore,
     begun: Option<Box<dyn TreeUpload>>,
     path: String,
@@ -186,15 +190,11 @@ impl TreeStore {
         }
     }
 
-    pub(crate) async fn look(&self, path: &str) -> Result<PathType, Error> {
+    async fn path_type(&self, path: &str) -> Result<PathType, Error> {
         again(|| self.files.look(path)).await
     }
 
-    pub(crate) async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
-        self.look(path).await?.file(path)
-    }
-
-    pub(crate) async fn level(&self, path: &str) -> Result<TreeListing, Error> {
+    async fn level(&self, path: &str) -> Result<TreeListing, Error> {
         Ok(TreeListing {
             path: path.to_owned(),
             names: Some(again(|| self.files.names(path)).await?),
@@ -205,14 +205,8 @@ impl TreeStore {
     }
 
     /// Sends all files below a directory, and all skipped paths, to the receiver, until the receiver is dropped.
-    pub(crate) async fn list(
-        &self,
-        directory: &str,
-        sender: &mpsc::Sender<Result<ListedItem, Error>>,
-    ) -> Result<(), Error> {
-        if !directory.is_empty() {
-            checked(directory)?;
-        }
+    async fn send_all(&self, directory: &str, sender: &ListingSender) -> Result<(), Error> {
+        checked_directory(directory)?;
         let (mut levels, mut listed) = (vec![self.level(directory).await?], 0);
         while let Some(level) = levels.last_mut() {
             let Some(TreeName { name, seen }) = level.one().await? else {
@@ -221,7 +215,7 @@ impl TreeStore {
             };
             listed += 1;
             if listed > LISTED_MAX {
-                return Err(endless(directory, LISTED_MAX));
+                return Err(Error::endless(directory, LISTED_MAX));
             }
             let path = join(&level.path, &name);
             let listed = match seen {
@@ -247,12 +241,7 @@ impl TreeStore {
         Ok(())
     }
 
-    pub(crate) async fn range(
-        &self,
-        object: &StoreFile,
-        from: u64,
-        count: u64,
-    ) -> Result<Bytes, Error> {
+    async fn range(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
         let bytes = again(|| self.files.range(object, from, count)).await?;
         match bytes.len() as u64 == count {
             true => Ok(bytes),
@@ -260,8 +249,8 @@ impl TreeStore {
         }
     }
 
-    pub(crate) async fn write(&self, path: &str, over: Overwrite) -> Result<TreeWriter, Error> {
-        if is_part(path) {
+    async fn writer(&self, path: &str, over: Overwrite) -> Result<TreeWriter, Error> {
+        if is_part(checked(path)?) {
             return Err(Error::Path(path.to_owned()));
         }
         // Two concurrent writers have different temporary names.
@@ -274,32 +263,6 @@ impl TreeStore {
             over,
             written: 0,
         })
-    }
-
-    /// Creates a file `other` with the bytes of the file `path`, in place of an existing file.
-    pub(crate) async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
-        let object = self.stat(path).await?;
-        let part = fresh_part_of(other);
-        if self
-            .files
-            .link(path, &part)
-            .await
-            .map_err(|why| why.error)?
-        {
-            let renamed = self.files.rename(&part, other, true).await;
-            // The temporary name still exists if both were already the same file.
-            let _ = self.files.remove(&part).await;
-            renamed.map_err(|why| why.error)?;
-            return self.stat(other).await;
-        }
-        let mut copy = self.write(other, Overwrite::Anything).await?;
-        let mut done = 0;
-        while done < object.size {
-            let count = PIECE_BYTES.min(object.size - done);
-            copy.write(self.range(&object, done, count).await?).await?;
-            done += count;
-        }
-        copy.finish().await
     }
 
     /// Removes temporary files in a directory whose age, by the server's clock, shows that their writers have ended.
@@ -327,13 +290,91 @@ impl TreeStore {
         }
         Ok(())
     }
+}
 
-    pub(crate) async fn remove(&self, path: &str) -> Result<(), Error> {
+#[async_trait]
+impl RemoteStore for TreeStore {
+    async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        self.path_type(checked(path)?).await?.file(path)
+    }
+
+    async fn look(&self, path: &str) -> Result<PathType, Error> {
+        if path.is_empty() {
+            return Ok(PathType::Directory);
+        }
+        self.path_type(shown(path)?).await
+    }
+
+    async fn entries(&self, path: &str) -> Result<Box<dyn DirectoryPages>, Error> {
+        Ok(Box::new(self.level(checked_directory(path)?).await?))
+    }
+
+    fn list(&self, directory: &str) -> Lister {
+        let (tree, directory) = (self.clone(), directory.to_owned());
+        Lister::of(|sender| async move { tree.send_all(&directory, &sender).await })
+    }
+
+    async fn read(&self, object: &StoreFile) -> Result<FileReader, Error> {
+        checked(&object.path)?;
+        Ok(FileReader::new(object, self.clone()))
+    }
+
+    async fn read_at(&self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        checked(&object.path)?;
+        match count {
+            0 => Ok(Bytes::new()),
+            count => self.range(object, from, count).await,
+        }
+    }
+
+    async fn write_over(&self, path: &str, over: Overwrite) -> Result<Box<dyn StoreWriter>, Error> {
+        Ok(Box::new(self.writer(path, over).await?))
+    }
+
+    async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+        let object = self.stat(path).await?;
+        let part = fresh_part_of(checked(other)?);
+        if self
+            .files
+            .link(path, &part)
+            .await
+            .map_err(|why| why.error)?
+        {
+            let renamed = self.files.rename(&part, other, true).await;
+            // The temporary name still exists if both were already the same file.
+            let _ = self.files.remove(&part).await;
+            renamed.map_err(|why| why.error)?;
+            return self.stat(other).await;
+        }
+        let mut copy = self.writer(other, Overwrite::Anything).await?;
+        let mut done = 0;
+        while done < object.size {
+            let count = PIECE_BYTES.min(object.size - done);
+            copy.append(self.range(&object, done, count).await?).await?;
+            done += count;
+        }
+        copy.complete().await
+    }
+
+    async fn remove(&self, path: &str) -> Result<(), Error> {
+        let path = checked(path)?;
         again(|| self.files.remove(path)).await
     }
 
-    pub(crate) async fn check(&self) -> Result<(), Error> {
+    async fn check(&self) -> Result<(), Error> {
         self.level("").await?.one().await.map(drop)
+    }
+}
+
+#[async_trait]
+impl FileSource for TreeStore {
+    async fn piece(&mut self, object: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        self.range(object, from, count).await
+    }
+
+    async fn is_same(&mut self, object: &StoreFile) -> Result<bool, Error> {
+        // Each piece was checked when it was read.
+        Ok(object.size > 0 || self.stat(&object.path).await? == *object)
     }
 }
 
@@ -350,7 +391,7 @@ impl TreeListing {
                         self.listed_names += more.len();
                         self.empty = if more.is_empty() { self.empty + 1 } else { 0 };
                         if self.listed_names > NAMES_MAX || self.empty > EMPTY_PAGES_MAX {
-                            return Err(endless(&self.path, NAMES_MAX));
+                            return Err(Error::endless(&self.path, NAMES_MAX));
                         }
                         self.left = more.into_iter();
                     }
@@ -359,8 +400,11 @@ impl TreeListing {
             }
         }
     }
+}
 
-    pub(crate) async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
+#[async_trait]
+impl DirectoryPages for TreeListing {
+    async fn next(&mut self, most: usize) -> Result<Vec<ListingEntry>, Error> {
         let mut entries = Vec::new();
         while entries.len() < most
             && let Some(TreeName { name, seen }) = self.one().await?
@@ -377,7 +421,7 @@ impl TreeListing {
 }
 
 impl TreeWriter {
-    pub(crate) async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+    async fn append(&mut self, bytes: Bytes) -> Result<(), Error> {
         let count = bytes.len() as u64;
         let begun = self.begun.as_mut().ok_or_else(|| Error::Store {
             path: self.path.clone(),
@@ -407,7 +451,7 @@ impl TreeWriter {
         }
     }
 
-    pub(crate) async fn finish(mut self) -> Result<StoreFile, Error> {
+    async fn complete(mut self) -> Result<StoreFile, Error> {
         let finished = self.take_name().await;
         match finished {
             Ok(_) => self.part = None,
@@ -421,7 +465,7 @@ impl TreeWriter {
             return Err(Error::Changed(self.path.clone()));
         };
         begun.finish().await.map_err(|why| self.named(why))?;
-        let PathType::File(mut object, time) = self.tree.look(&part).await? else {
+        let PathType::File(mut object, time) = self.tree.path_type(&part).await? else {
             return Err(Error::Changed(self.path.clone()));
         };
         object.path.clone_from(&self.path);
@@ -456,8 +500,19 @@ impl TreeWriter {
             let _ = self.tree.files.remove(&part).await;
         }
     }
+}
 
-    pub(crate) async fn abort(mut self) {
+#[async_trait]
+impl StoreWriter for TreeWriter {
+    async fn write(&mut self, bytes: Bytes) -> Result<(), Error> {
+        self.append(bytes).await
+    }
+
+    async fn finish(self: Box<Self>) -> Result<StoreFile, Error> {
+        self.complete().await
+    }
+
+    async fn abort(mut self: Box<Self>) {
         self.clean().await;
     }
 }

@@ -2,10 +2,9 @@
 //! existing file before the new file has its name.
 
 use crate::address::{encoded, join};
-use crate::browse::PathType;
 use crate::object_store::client;
 use crate::redirects;
-use crate::store::{SILENCE, StoreFile};
+use crate::store::{PathType, SILENCE, StoreFile};
 use crate::tree::{
     ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
     timely,

@@ -502,7 +502,7 @@ async fn sftp_requires_known_host_and_uses_named_keys_only() {
     let identity = server.directory().join("user");
     std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o640)).unwrap();
     let place = RemoteAddress::parse(&server.uri).unwrap();
-    let error = Remote::open(&place, &servers::keys(&server.keys)).unwrap_err();
+    let error = tidemill_remote::open(&place, &servers::keys(&server.keys)).unwrap_err();
     assert!(error.to_string().contains("chmod 600"), "{error}");
     std::fs::set_permissions(&identity, PermissionsExt::from_mode(0o600)).unwrap();
     // Revoked keys are valid until the connection ends.

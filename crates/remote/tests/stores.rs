@@ -27,7 +27,7 @@ fn keys(id: &str) -> Keys {
 }
 
 fn open(uri: &str) -> Remote {
-    Remote::open(&RemoteAddress::parse(uri).unwrap(), &Keys::default()).unwrap()
+    tidemill_remote::open(&RemoteAddress::parse(uri).unwrap(), &Keys::default()).unwrap()
 }
 
 fn open_directory(path: &Path) -> Remote {
@@ -86,11 +86,11 @@ async fn store_refuses_wrong_keys_and_error_hides_them() {
     server.put("a", vec![1]);
     server.state().key = Some("good".into());
     let place = RemoteAddress::parse(&server.s3()).unwrap();
-    let good = Remote::open(&place, &keys("good")).unwrap();
+    let good = tidemill_remote::open(&place, &keys("good")).unwrap();
     good.check().await.unwrap();
     assert_eq!(good.stat("a").await.unwrap().size, 1);
     for wrong in [keys("bad-bad"), Keys::default()] {
-        let remote = Remote::open(&place, &wrong).unwrap();
+        let remote = tidemill_remote::open(&place, &wrong).unwrap();
         for error in [
             remote.check().await.unwrap_err(),
             write(&remote, "b", &[1]).await.unwrap_err(),
@@ -118,7 +118,8 @@ async fn store_refuses_wrong_keys_and_error_hides_them() {
 async fn store_error_distinguishes_wrong_clock_from_wrong_keys() {
     let server = StandIn::start().await;
     server.put("a", vec![1]);
-    let remote = Remote::open(&RemoteAddress::parse(&server.s3()).unwrap(), &keys("good")).unwrap();
+    let remote =
+        tidemill_remote::open(&RemoteAddress::parse(&server.s3()).unwrap(), &keys("good")).unwrap();
     let object = remote.stat("a").await.unwrap();
     server.state().deny = Some((403, "RequestTimeTooSkewed"));
     for error in [

@@ -10,19 +10,14 @@ use crate::output::inspect::{
 use anyhow::Context as _;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::{Mutex, PoisonError};
 use tidemill_client::ranged::RangedFile;
-use tidemill_client::transfer::Transfer;
-use tidemill_client::{Error, Server};
 use tidemill_format::{
-    Bytes, Directory, FileSpan, Format, Header, IndexRange, Pieces, Variable, VariableSource,
-    pieces, zarr, zip::Zip,
+    Bytes, FileSpan, Format, Header, IndexRange, Pieces, Variable, VariableSource, pieces, zarr,
+    zip::Zip,
 };
-use tidemill_wire::v1;
-use tokio::runtime::Handle;
+use tidemill_node::cluster_reduction::{ClusterDirectory, ClusterFile, ClusterInput};
 use tokio::task::block_in_place;
 
 const EXAMPLES: &str = "Examples:
@@ -79,25 +74,19 @@ fn local(args: &Args) -> anyhow::Result<Inspection> {
 }
 
 async fn in_cluster(args: &Args, context: &CommandContext) -> anyhow::Result<Inspection> {
-    let server = context.connect().await?;
     let transfer = context.transfer().await?;
     let path = files::path(&args.file)?;
-    let attr = files::resolve(&server, &path, true).await?.attr;
-    if attr.is_some_and(|attr| attr.kind() == v1::Kind::Directory) {
-        let directory = ClusterDirectory::new(&server, &transfer, path);
-        return block_in_place(|| {
-            let header = zarr::read(&directory)?;
-            look(
-                args,
-                header,
-                VariableSource::Directory(&directory),
-                &mut &directory,
-            )
-        });
-    }
-    let ranged = transfer.ranged(&path).await;
-    let file = ClusterFile::new(ranged.with_context(|| path.to_string())?);
-    block_in_place(|| of_file(args, &file, &mut &file))
+    let attr = transfer.resolve(&path).await?;
+    let opened = ClusterInput::open(&transfer, path.clone().into_bytes(), &attr).await;
+    block_in_place(|| match &opened.with_context(|| path.to_string())? {
+        ClusterInput::Directory(directory) => {
+            let header = zarr::read(directory)?;
+            let store = VariableSource::Directory(directory);
+            let places = &mut DirectoryPlaces(directory, BTreeMap::new());
+            look(args, header, store, places)
+        }
+        ClusterInput::File(file) => of_file(args, file, &mut &*file),
+    })
 }
 
 fn of_file(
@@ -215,118 +204,27 @@ fn parts_of(file: &RangedFile<'_>, offset: u64, size: u64) -> Vec<PartSource> {
     spans.into_iter().map(of).collect()
 }
 
-/// A file of the cluster, read by ranges.
-pub(crate) struct ClusterFile<'a>(Mutex<RangedFile<'a>>);
-
-impl<'a> ClusterFile<'a> {
-    pub(crate) fn new(ranged: RangedFile<'a>) -> Self {
-        Self(Mutex::new(ranged))
-    }
-
-    /// Version of the file.
-    pub(crate) fn ranged(&self) -> RangedFile<'a> {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
-    }
-}
-
 impl PartPlaces for &ClusterFile<'_> {
     fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
-        let file = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        parts_of(&file, span.offset, span.size)
+        parts_of(&self.ranged(), span.offset, span.size)
     }
 }
 
-fn fetch(file: &mut RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
-    let end = offset.saturating_add(into.len() as u64);
-    let bytes = Handle::current()
-        .block_on(file.read(offset..end))
-        .map_err(io::Error::other)?;
-    let bytes = bytes
-        .get(..into.len())
-        .ok_or(io::ErrorKind::UnexpectedEof)?;
-    into.copy_from_slice(bytes);
-    Ok(())
-}
+/// Directory of the cluster, with the files whose nodes were looked up.
+struct DirectoryPlaces<'a>(&'a ClusterDirectory<'a>, BTreeMap<String, Vec<PartSource>>);
 
-impl Bytes for ClusterFile<'_> {
-    fn size(&self) -> u64 {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .layout()
-            .size()
-    }
-
-    fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        fetch(
-            &mut self.0.lock().unwrap_or_else(PoisonError::into_inner),
-            offset,
-            into,
-        )
-    }
-}
-
-/// A directory of the cluster.
-pub(crate) struct ClusterDirectory<'a> {
-    server: &'a Server,
-    transfer: &'a Transfer,
-    root: files::ClusterPath,
-    /// Files whose nodes were looked up.
-    known: Mutex<BTreeMap<String, Vec<PartSource>>>,
-}
-
-impl<'a> ClusterDirectory<'a> {
-    pub(crate) fn new(
-        server: &'a Server,
-        transfer: &'a Transfer,
-        root: files::ClusterPath,
-    ) -> Self {
-        Self {
-            server,
-            transfer,
-            root,
-            known: Mutex::default(),
-        }
-    }
-
-    fn attr(&self, path: &str) -> io::Result<Option<v1::Attr>> {
-        let path = self.root.join(path);
-        match Handle::current().block_on(files::find(self.server, &path, true)) {
-            Ok(entry) => Ok(entry.attr),
-            Err(error)
-                if error.is(rustix::io::Errno::NOENT) || error.is(rustix::io::Errno::NOTDIR) =>
-            {
-                Ok(None)
-            }
-            Err(error) => Err(io::Error::other(error)),
-        }
-    }
-
-    /// A file of the directory.
-    pub(crate) async fn ranged(&self, path: &str) -> Result<RangedFile<'a>, Error> {
-        self.transfer.ranged(self.root.join(path)).await
-    }
-
-    fn open(&self, path: &str) -> Result<RangedFile<'a>, Error> {
-        Handle::current().block_on(self.ranged(path))
-    }
-}
-
-impl PartPlaces for &ClusterDirectory<'_> {
+impl PartPlaces for DirectoryPlaces<'_> {
     fn of(&mut self, span: &FileSpan) -> Vec<PartSource> {
         let Some(path) = &span.file else {
             return Vec::new();
         };
-        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let Self(directory, known) = self;
         let unknown = vec![(None, None, span.size)];
         if known.len() >= FILES_MAX && !known.contains_key(path) {
             return unknown;
         }
         let found = known.entry(path.clone()).or_insert_with(|| {
-            self.open(path).map_or_else(
+            directory.open(path).map_or_else(
                 |_| Vec::new(),
                 |file| parts_of(&file, span.offset, span.size),
             )
@@ -338,39 +236,5 @@ impl PartPlaces for &ClusterDirectory<'_> {
         } else {
             found.iter().map(place).collect()
         }
-    }
-}
-
-impl Directory for ClusterDirectory<'_> {
-    fn size(&self, path: &str) -> io::Result<Option<u64>> {
-        let found = self
-            .attr(path)?
-            .filter(|attr| attr.kind() == v1::Kind::File);
-        Ok(found.map(|attr| attr.size))
-    }
-
-    fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        fetch(
-            &mut self.open(path).map_err(io::Error::other)?,
-            offset,
-            into,
-        )
-    }
-
-    fn list(&self, path: &str) -> io::Result<Vec<String>> {
-        let Some(attr) = self.attr(path)? else {
-            return Ok(Vec::new());
-        };
-        if attr.kind() != v1::Kind::Directory {
-            return Ok(Vec::new());
-        }
-        let entries = Handle::current().block_on(files::list(self.server, attr.ino));
-        // Names in a Zarr are UTF-8.
-        let name = |entry: v1::Entry| String::from_utf8(entry.name).ok();
-        Ok(entries
-            .map_err(io::Error::other)?
-            .into_iter()
-            .filter_map(name)
-            .collect())
     }
 }

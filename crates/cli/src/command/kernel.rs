@@ -24,7 +24,7 @@ use tidemill_sandbox::{
 };
 
 /// Reason why no module is built or stored.
-const NO_WASM: &str = "this tidemill was built without WebAssembly, as `tidemill --version` shows; build it with its default features";
+const NO_WASM: &str = "this tidemill was built without WebAssembly, as `tidemill --version` shows; build it with `--features dist`";
 
 const EXAMPLES: &str = "Examples:
   tidemill kernel list

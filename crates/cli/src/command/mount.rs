@@ -1,14 +1,12 @@
 //! `tidemill mount`: the cluster as a file system, in the foreground.
 
-mod remotes;
-
+use crate::command::remote::KeysFile;
 use crate::context::CommandContext;
 use crate::format::{LengthError, TimeLength};
 use crate::process::Foreground;
 use anyhow::Context as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::time::Duration;
 use tidemill_mount::mountpoint;
 
@@ -89,7 +87,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         config.patience = None;
     }
     config.guarded = true;
-    config.stores = Some(Arc::new(remotes::Remotes::default()));
+    config.remote_keys = Some(KeysFile::usual);
     // The mount has threads of its own and blocks until it ends.
     let served = tokio::task::spawn_blocking(move || {
         let session = tidemill_mount::mount(&config)?;

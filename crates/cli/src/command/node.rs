@@ -2,7 +2,6 @@
 
 pub(crate) mod backend;
 mod drain;
-mod follow;
 mod list;
 mod look;
 mod recover_files;

@@ -6,7 +6,6 @@ use super::{Adapter, caller};
 use crate::error::Error;
 use crate::fs::remote_stores::{NameRange, RemoteStores};
 use crate::fs::{InodeKey, LookupResult};
-use crate::stores::PathContent;
 use fuser::{
     FileAttr, FileHandle, FopenFlags, Generation, INodeNo, OpenAccMode, OpenFlags, ReplyAttr,
     ReplyData, ReplyDirectory, ReplyDirectoryPlus, ReplyEntry, ReplyLseek, ReplyOpen, Request,
@@ -14,6 +13,7 @@ use fuser::{
 use std::ffi::OsStr;
 use std::sync::Arc;
 use std::time::Duration;
+use tidemill_remote::{ListingEntry, PathType};
 use tidemill_wire::v1::Kind;
 
 /// Maximum number of names in one answer to the Linux kernel.
@@ -29,7 +29,7 @@ struct ListingPage {
 
 impl ListingPage {
     /// Returns the names of the page, each with the offset at which the listing continues.
-    fn numbered(&self) -> impl Iterator<Item = (u64, &crate::stores::DirectoryEntry)> {
+    fn numbered(&self) -> impl Iterator<Item = (u64, &ListingEntry)> {
         (self.names.from + 3..).zip(&self.names.entries)
     }
 }
@@ -203,10 +203,10 @@ impl Adapter {
     }
 }
 
-fn kind(seen: &PathContent) -> Kind {
+fn kind(seen: &PathType) -> Kind {
     match seen {
-        PathContent::Directory => Kind::Directory,
-        PathContent::File(_) => Kind::File,
+        PathType::Directory => Kind::Directory,
+        PathType::File(..) => Kind::File,
     }
 }
 

@@ -8,7 +8,7 @@
 use super::packs::now_s;
 use super::rows::{self, Attempt};
 use super::uploading::is_own;
-use super::{Backend, BackendFailure, BackendFile, Far as _};
+use super::{Backend, Error, StoreFile};
 use crate::store::StoreError;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidemill_model::id::ObjectId;
@@ -96,7 +96,7 @@ impl Backend {
         well
     }
 
-    fn end(&self, attempt: &Attempt) -> Result<(), BackendFailure> {
+    fn end(&self, attempt: &Attempt) -> Result<(), Error> {
         let far = &self.reach.far;
         let unsure = attempt.again || attempt.size.is_none();
         if unsure && far.leaves(attempt.size.unwrap_or(u64::MAX)) {
@@ -107,11 +107,11 @@ impl Backend {
         if let Some(left) = attempt.left.as_ref().filter(|_| attempt.size.is_none()) {
             self.remove_left(left)?;
             self.look_aside(&attempt.path)
-                .map_err(|error| BackendFailure::Other(error.to_string()))?;
+                .map_err(|error| Error::Other(error.to_string()))?;
         }
         if is_own(&attempt.path, attempt.object) {
             let held = self.db.read(|db| rows::at(db, &attempt.path));
-            let held = held.map_err(|error| BackendFailure::Other(error.to_string()))?;
+            let held = held.map_err(|error| Error::Other(error.to_string()))?;
             if held.is_empty() {
                 // The node wrote this file, and the object does not use it.
                 self.reach.wait(far.remove(&attempt.path))?;
@@ -120,15 +120,16 @@ impl Backend {
         let (path, object) = (attempt.path.clone(), attempt.object);
         let forget = move |db: &rusqlite::Connection| rows::forget_attempt(db, &path, object);
         let forgotten = self.db.write_blocking(false, forget);
-        forgotten.map_err(|error| BackendFailure::Other(error.to_string()))
+        forgotten.map_err(|error| Error::Other(error.to_string()))
     }
 
     /// Removes the file that an object should have replaced, if the object was not written.
-    fn remove_left(&self, left: &BackendFile) -> Result<(), BackendFailure> {
+    fn remove_left(&self, left: &StoreFile) -> Result<(), Error> {
         let far = &self.reach.far;
         match self.reach.wait(far.stat(&left.path)) {
             Ok(now) if now == *left => self.reach.wait(far.remove(&left.path)),
-            Ok(_) | Err(BackendFailure::Missing | BackendFailure::Changed) => Ok(()),
+            Ok(_) => Ok(()),
+            Err(why) if why.is_loss() => Ok(()),
             Err(why) => Err(why),
         }
     }

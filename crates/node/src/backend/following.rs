@@ -3,7 +3,7 @@
 
 use super::rows::{self, FileOrigin};
 use super::uploading::alternative_of;
-use super::{Backend, BackendFailure, BackendFile, Far as _};
+use super::{Backend, Error, StoreFile};
 use crate::db::DbError;
 use crate::records;
 use crate::store::{Store as _, StoreError};
@@ -11,6 +11,7 @@ use rusqlite::Connection;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use tidemill_model::follow::KnownVersions;
 use tidemill_model::id::ObjectId;
 
 /// Key of the list of attached directories in the database table `identity`.
@@ -20,17 +21,16 @@ const REMEMBERED_MAX: u32 = 100;
 
 /// Directory of the cluster that mirrors a part of the external store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct AttachedDirectory {
+pub(crate) struct AttachedDirectory {
     /// Full path of the directory in the cluster.
-    pub directory: String,
+    pub(crate) directory: String,
     /// Path of the attached part in the external store; empty for the whole store.
-    pub prefix: String,
+    pub(crate) prefix: String,
 }
 
 impl AttachedDirectory {
     /// Returns the name in the attached directory for a path of the store; `None` if the path is not below the prefix.
-    #[must_use]
-    pub fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
+    pub(crate) fn name<'a>(&self, path: &'a str) -> Option<&'a str> {
         match self.prefix.as_str() {
             "" => Some(path),
             prefix => path.strip_prefix(prefix)?.strip_prefix('/'),
@@ -44,8 +44,7 @@ impl AttachedDirectory {
     }
 
     /// Returns the path in the external store for a name in the attached directory.
-    #[must_use]
-    pub fn at(&self, name: &str) -> String {
+    pub(crate) fn at(&self, name: &str) -> String {
         match self.prefix.as_str() {
             "" => name.to_owned(),
             prefix => format!("{prefix}/{name}"),
@@ -59,20 +58,9 @@ pub(super) fn kept(db: &Connection) -> rusqlite::Result<Vec<AttachedDirectory>> 
     Ok(serde_json::from_slice(&kept).unwrap_or_default())
 }
 
-/// Versions that the node knows for a file of its external store.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct KnownFile {
-    /// Version whose bytes the node itself wrote to this file.
-    pub ours: Option<ObjectId>,
-    /// Versions whose content is this file.
-    pub versions: Vec<ObjectId>,
-    /// Versions whose content was a former file at this path.
-    pub before: Vec<ObjectId>,
-}
-
 /// Interface to a node's external store for the follower that scans the store.
 #[derive(Clone, Debug)]
-pub struct Follower(Arc<Backend>);
+pub(crate) struct Follower(Arc<Backend>);
 
 impl Follower {
     pub(crate) fn new(backend: Arc<Backend>) -> Self {
@@ -80,10 +68,7 @@ impl Follower {
     }
 
     /// Attaches exactly these directories. The node writes new files of the directories to their paths in the external store.
-    ///
-    /// # Errors
-    /// The database can't store the list.
-    pub async fn attach(&self, attached: Vec<AttachedDirectory>) -> Result<(), DbError> {
+    pub(crate) async fn attach(&self, attached: Vec<AttachedDirectory>) -> Result<(), DbError> {
         if *self.0.attached.read() == attached {
             return Ok(());
         }
@@ -96,13 +81,10 @@ impl Follower {
 
     /// Returns the versions that the node knows for a file of the store. Blocks until concurrent writes to this path end. Must not be
     /// called on a runtime thread.
-    ///
-    /// # Errors
-    /// The database can't be read.
-    pub fn known(&self, placed: &BackendFile) -> Result<KnownFile, DbError> {
+    pub(crate) fn known(&self, placed: &StoreFile) -> Result<KnownVersions, DbError> {
         let _turn = self.0.turn(&placed.path);
         let held = self.0.db.read(|db| rows::at(db, &placed.path))?;
-        let mut known = KnownFile::default();
+        let mut known = KnownVersions::default();
         if let Some((path, object)) = alternative_of(&placed.path) {
             // The object is at this path or is being moved there. In a file system, the move gives the file another tag.
             let moving = self.0.db.read(|db| rows::at(db, path))?;
@@ -128,16 +110,12 @@ impl Follower {
 
     /// Returns whether the node itself may have given a file this name. The node may also remove such a file, so that a listed name may no
     /// longer exist.
-    #[must_use]
-    pub fn may_be_own(path: &str) -> bool {
+    pub(crate) fn may_be_own(path: &str) -> bool {
         alternative_of(path).is_some()
     }
 
     /// Makes a file of the external store the content of a version. Must not be called on a runtime thread.
-    ///
-    /// # Errors
-    /// The cache or the database returns an error.
-    pub fn follow(&self, object: ObjectId, placed: BackendFile) -> Result<(), StoreError> {
+    pub(crate) fn follow(&self, object: ObjectId, placed: StoreFile) -> Result<(), StoreError> {
         self.0.writable(object)?;
         self.0.keep(object, placed, FileOrigin::Followed)?;
         self.0.cache.remove(object).map(drop)
@@ -145,20 +123,16 @@ impl Follower {
 
     /// Checks that the external store is the store that holds the node's files. Must be called before missing files are treated as deleted.
     /// If the node has put no file into the store, the check can't detect another store and succeeds.
-    ///
-    /// # Errors
-    /// The store is another store or does not answer.
-    pub async fn is_there(&self) -> Result<(), BackendFailure> {
+    pub(crate) async fn is_there(&self) -> Result<(), Error> {
         let any = self.0.db.read(rows::any_put);
-        match any.map_err(|error| BackendFailure::Other(error.to_string()))? {
+        match any.map_err(|error| Error::Other(error.to_string()))? {
             true => self.0.reach.far.look().await,
             false => Ok(()),
         }
     }
 
     /// Returns whether the upload of a version to the external store is pending.
-    #[must_use]
-    pub fn is_waiting(&self, object: ObjectId) -> bool {
+    pub(crate) fn is_waiting(&self, object: ObjectId) -> bool {
         let waits = {
             let known = self.0.known.lock();
             known.waiting.contains(&object) || known.unnamed.contains(&object)
@@ -167,13 +141,12 @@ impl Follower {
     }
 
     /// Returns the paths of the external store at which a read found another file than the version's, since the last call.
-    #[must_use]
-    pub fn changed(&self) -> BTreeSet<String> {
+    pub(crate) fn changed(&self) -> BTreeSet<String> {
         self.0.reach.take_changed()
     }
 
     /// Sets the reason why the content of a remote is unknown; empty if it is known.
-    pub fn say(&self, remote: &str, trouble: &str) {
+    pub(crate) fn say(&self, remote: &str, trouble: &str) {
         let unseen = &mut self.0.known.lock().unseen;
         match trouble {
             "" => drop(unseen.remove(remote)),
@@ -182,17 +155,14 @@ impl Follower {
     }
 
     /// Removes the reasons of remotes that are no longer attached.
-    pub fn keep_problems_of(&self, is_attached: impl Fn(&str) -> bool) {
+    pub(crate) fn keep_problems_of(&self, is_attached: impl Fn(&str) -> bool) {
         let mut known = self.0.known.lock();
         known.unseen.retain(|remote, _| is_attached(remote));
     }
 
     /// Forgets some remembered rows of removed versions whose files no longer exist in the store. Returns the start of the next call. Must
     /// not be called on a runtime thread.
-    ///
-    /// # Errors
-    /// The database returns an error.
-    pub fn forget_some(&self, after: ObjectId) -> Result<ObjectId, DbError> {
+    pub(crate) fn forget_some(&self, after: ObjectId) -> Result<ObjectId, DbError> {
         let backend = &self.0;
         let some = backend
             .db
@@ -205,10 +175,8 @@ impl Follower {
                 .wait(backend.reach.far.stat(&held.placed.path))
             {
                 Ok(now) if now == held.placed => {}
-                Ok(_) | Err(BackendFailure::Missing | BackendFailure::Changed) => {
-                    deleted.push(held.object)
-                }
-                Err(BackendFailure::Silent | BackendFailure::Other(_)) => {}
+                Err(failure) if !failure.is_loss() => {}
+                _ => deleted.push(held.object),
             }
         }
         if !deleted.is_empty() {

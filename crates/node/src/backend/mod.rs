@@ -33,7 +33,7 @@ mod rows;
 mod tests;
 mod uploading;
 
-pub use following::{AttachedDirectory, Follower, KnownFile};
+pub(crate) use following::{AttachedDirectory, Follower};
 pub(crate) use uploading::keep_uploading;
 
 use crate::db::Db;
@@ -42,18 +42,16 @@ use crate::records;
 use crate::store::{
     ObjectFile, ObjectStat, ReadableObject, Store, StoreEntry, StoreError, StoreSpace,
 };
-use bytes::Bytes;
 use packs::{Packing, Packs};
 use parking_lot::{Mutex, RwLock};
 use presence::CheckedStore;
 use reading::{BackendLocation, BackendObject, ExternalReader};
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
-use std::fmt::Debug;
 use std::path::PathBuf;
-use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 use tidemill_model::id::ObjectId;
+use tidemill_remote::{Error, Overwrite, Remote, RemoteAddress, RemoteStore, StoreFile};
 use tidemill_sandbox::PrivateFile;
 use tidemill_sandbox::locks::ProcFile;
 use tidemill_wire::{condition, v1};
@@ -73,98 +71,15 @@ const REFUSED: Duration = Duration::from_secs(60);
 /// Number of locks for file names. Objects with the same name are uploaded one after the other.
 const TURNS: usize = 64;
 
-/// Future of an external store's answer.
-pub type BackendFuture<'a, T> =
-    Pin<Box<dyn Future<Output = Result<T, BackendFailure>> + Send + 'a>>;
-
-/// Source of the next bytes to write to an external store; returns `None` at the end.
-pub type BackendBytes<'a> = Box<dyn FnMut() -> std::io::Result<Option<Bytes>> + Send + 'a>;
-
-/// File of an external store, as the last `stat` returned it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct BackendFile {
-    /// Path of the file below the root of the external store.
-    pub path: String,
-    /// Size of the file in bytes.
-    pub size: u64,
-    /// Tag that changes when the file changes.
-    pub tag: String,
-    /// Whether the external store itself refuses to read the file if its tag has changed.
-    pub checked: bool,
-}
-
-/// Existing file that a write to an external store may replace.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum BackendOverwrite {
-    /// The write may replace any file: no other program uses the name.
-    Anything,
-    /// The write may replace no file: it fails if the name is taken.
-    Nothing,
-    /// The write may replace only this file.
-    This(BackendFile),
-}
-
-/// Reason why an external store did not execute a request.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BackendFailure {
-    /// The external store has no such file.
-    #[error("it does not exist")]
-    Missing,
-    /// The external store has another file of that name.
-    #[error("it has been replaced by another file")]
-    Changed,
-    /// The external store does not answer.
-    #[error("the store did not answer within one minute")]
-    Silent,
-    /// Any other failure, with a human-readable message.
-    #[error("{0}")]
-    Other(String),
-}
-
-impl BackendFailure {
-    /// Returns whether the failure means that the expected file certainly no longer exists.
-    fn is_loss(&self) -> bool {
-        matches!(self, Self::Missing | Self::Changed)
-    }
-}
-
-/// External store. Each request to the store ends, with a failure if necessary.
-pub trait Far: Debug + Send + Sync {
-    /// Returns the size and tag of the file at `path`.
-    fn stat<'a>(&'a self, path: &'a str) -> BackendFuture<'a, BackendFile>;
-    /// Reads `count` bytes from offset `from` of the file `of`, if its tag has not changed.
-    fn read<'a>(&'a self, of: &'a BackendFile, from: u64, count: u64) -> BackendFuture<'a, Bytes>;
-    /// Writes a file of `size` bytes if `over` permits it. Readers never see an incomplete file.
-    fn write<'a>(
-        &'a self,
-        path: &'a str,
-        size: u64,
-        pieces: BackendBytes<'a>,
-        over: BackendOverwrite,
-    ) -> BackendFuture<'a, BackendFile>;
-    /// Creates a file at `other` with the bytes of the file at `path`, in place of a file that exists at `other`.
-    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> BackendFuture<'a, BackendFile>;
-    /// Removes a file. If the file does not exist, the function succeeds.
-    fn remove<'a>(&'a self, path: &'a str) -> BackendFuture<'a, ()>;
-    /// Returns whether an interrupted write of `_size` bytes may leave data in the external store that only [`Self::abandon`] finds.
-    fn leaves(&self, _size: u64) -> bool {
-        false
-    }
-    /// Removes the data of interrupted writes to `_path` that started at or after `_since`, by the external store's clock.
-    fn abandon<'a>(&'a self, _path: &'a str, _since: SystemTime) -> BackendFuture<'a, ()> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-    /// Opens the external store again. A file system may have been mounted since the external store was opened.
-    fn renew(&self) {}
-}
-
 /// Settings of a node's backend.
 #[derive(Clone, Debug)]
 pub struct BackendSettings {
     /// External store.
-    pub far: Arc<dyn Far>,
-    /// Human-readable address of the external store.
-    pub uri: String,
+    pub far: Remote,
+    /// Second connection to the external store, for scans.
+    pub scans: Remote,
+    /// Address of the external store.
+    pub address: RemoteAddress,
     /// Storage format of new objects.
     pub packing: Packing,
     /// Limit of the bytes of durable objects in the cache.
@@ -270,7 +185,7 @@ impl Backend {
         let backend = Self {
             cache,
             reach: Arc::new(ExternalReader::new(far, db.clone(), runtime)),
-            uri: at.uri.clone(),
+            uri: at.address.uri().to_owned(),
             packing: at.packing,
             packs: Packs::default(),
             cache_bytes_max: at.cache_bytes_max,
@@ -337,7 +252,7 @@ impl Backend {
     fn failed(&self, error: &crate::db::DbError) -> StoreError {
         StoreError::Backend {
             path: self.uri.clone(),
-            why: BackendFailure::Other(error.to_string()),
+            why: Error::Other(error.to_string()),
         }
     }
 

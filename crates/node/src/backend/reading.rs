@@ -2,7 +2,7 @@
 //! through a cache in memory.
 
 use super::presence::CheckedStore;
-use super::{Backend, BackendFailure, BackendFile, Far as _, rows};
+use super::{Backend, Error, StoreFile, rows};
 use crate::db::Db;
 use crate::store::{ReadAt, Store as _, StoreError};
 use bytes::Bytes;
@@ -24,7 +24,7 @@ const CHANGED_MAX: usize = 1000;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct BackendLocation {
     /// File of the object. For an object in packs, only its name and length are valid.
-    pub(super) placed: BackendFile,
+    pub(super) placed: StoreFile,
     /// Whether the object is stored as chunks in packs.
     pub(super) packed: bool,
 }
@@ -35,9 +35,9 @@ pub(super) struct ExternalReader {
     pub(super) far: CheckedStore,
     pub(super) db: Db,
     pub(super) runtime: Handle,
-    blocks: BlockCache<BackendFailure>,
+    blocks: BlockCache<Error>,
     /// Cache of frames of packs, by the frames' offsets.
-    pub(super) frames: BlockCache<BackendFailure>,
+    pub(super) frames: BlockCache<Error>,
     turns: Semaphore,
     /// Objects whose file was found changed or missing. The next reader of such an object asks the store first.
     suspects: Mutex<HashSet<ObjectId>>,
@@ -95,16 +95,16 @@ impl ExternalReader {
     /// Reads a byte range of an external file.
     pub(super) async fn range(
         &self,
-        placed: &BackendFile,
+        placed: &StoreFile,
         from: u64,
         count: u64,
-    ) -> Result<Bytes, BackendFailure> {
+    ) -> Result<Bytes, Error> {
         let turn = self.turns.acquire().await;
-        let _turn = turn.map_err(|error| BackendFailure::Other(error.to_string()))?;
+        let _turn = turn.map_err(|error| Error::Other(error.to_string()))?;
         let bytes = self.far.read(placed, from, count).await?;
         match bytes.len() as u64 == count {
             true => Ok(bytes),
-            false => Err(BackendFailure::Changed),
+            false => Err(Error::Changed(placed.path.clone())),
         }
     }
 
@@ -113,7 +113,7 @@ impl ExternalReader {
         object: ObjectId,
         there: &BackendLocation,
         key: &BlockKey,
-    ) -> Result<Bytes, BackendFailure> {
+    ) -> Result<Bytes, Error> {
         let from = key.index * BLOCK_BYTES;
         let count = BLOCK_BYTES.min(there.placed.size - from);
         let ask = async {
@@ -169,7 +169,7 @@ impl BackendObject {
         }
     }
 
-    fn block(&self, index: u64) -> Result<Bytes, BackendFailure> {
+    fn block(&self, index: u64) -> Result<Bytes, Error> {
         self.read_ahead(index);
         let key = self.key(index);
         if let Some(here) = self.reach.blocks.now(&key) {
@@ -196,7 +196,7 @@ impl ReadAt for BackendObject {
             let index = at / BLOCK_BYTES;
             let block = self.block(index).map_err(|failure| {
                 let path = &self.there.placed.path;
-                std::io::Error::other(format!("{path} in the backend: {failure}"))
+                std::io::Error::other(format!("{path} in the backend: {}", failure.reason()))
             })?;
             let from = usize::try_from(at - index * BLOCK_BYTES).unwrap_or(usize::MAX);
             let rest = block.get(from..).unwrap_or_default();
@@ -225,7 +225,7 @@ impl Backend {
             true => self.has_packed(object, there),
             false => match self.reach.wait(self.reach.far.stat_surely(&placed.path)) {
                 Ok(now) if now == *placed => Ok(()),
-                Ok(_) => Err(BackendFailure::Changed),
+                Ok(_) => Err(Error::Changed(placed.path.clone())),
                 Err(failure) => Err(failure),
             },
         };
@@ -246,14 +246,15 @@ impl Backend {
     /// Converts the loss of a file. In an attached directory, a change by another program is no corruption, but the next version of the
     /// file. If that version is already known, the request for the former version belongs to a file that was renamed since, and the loss is
     /// real.
-    fn lost(&self, placed: &BackendFile, why: BackendFailure) -> BackendFailure {
+    fn lost(&self, placed: &StoreFile, why: Error) -> Error {
         self.reach.note_changed(&placed.path);
         let other = |held: &rows::StoredObject| !held.deleted && held.placed != *placed;
         let held = self.reach.db.read(|db| rows::at(db, &placed.path));
         let followed = held.is_ok_and(|held| held.iter().any(other));
         match self.is_attached(&placed.path) && !followed {
-            true => BackendFailure::Other(format!(
-                "{why}; the directory has the new version soon: read the file again"
+            true => Error::Other(format!(
+                "{}; the directory has the new version soon: read the file again",
+                why.reason()
             )),
             false => why,
         }
@@ -278,7 +279,7 @@ impl Backend {
                 let read = external.read_at(at, &mut buffer[..count]);
                 let read = read.map_err(|error| StoreError::Backend {
                     path: placed.path.clone(),
-                    why: BackendFailure::Other(error.to_string()),
+                    why: Error::Other(error.to_string()),
                 })?;
                 self.cache.write_at(object, at, &buffer[..read])?;
                 at += read as u64;

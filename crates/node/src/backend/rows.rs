@@ -1,6 +1,6 @@
 //! Rows of external objects in the node's database. The functions use only the given connection.
 
-use super::BackendFile;
+use super::StoreFile;
 use super::reading::BackendLocation;
 use rusqlite::{Connection, OptionalExtension, Result, Row, params};
 use tidemill_model::attribute::object as attribute;
@@ -14,12 +14,12 @@ pub(super) fn size(row: &Row<'_>, at: usize) -> Result<u64> {
     Ok(row.get::<_, i64>(at)?.cast_unsigned())
 }
 
-pub(super) fn placed(row: &Row<'_>, from: usize) -> Result<BackendFile> {
-    Ok(BackendFile {
+pub(super) fn placed(row: &Row<'_>, from: usize) -> Result<StoreFile> {
+    Ok(StoreFile {
         path: row.get(from)?,
         size: size(row, from + 1)?,
         tag: row.get(from + 2)?,
-        checked: row.get(from + 3)?,
+        checked_by_store: row.get(from + 3)?,
     })
 }
 
@@ -105,7 +105,7 @@ impl FileOrigin {
 #[derive(Clone, Debug)]
 pub(super) struct StoredObject {
     pub(super) object: ObjectId,
-    pub(super) placed: BackendFile,
+    pub(super) placed: StoreFile,
     /// Whether the object was removed.
     pub(super) deleted: bool,
     pub(super) how: FileOrigin,
@@ -132,7 +132,7 @@ pub(super) fn at(db: &Connection, path: &str) -> Result<Vec<StoredObject>> {
 pub(super) fn put(
     db: &Connection,
     object: ObjectId,
-    at: &BackendFile,
+    at: &StoreFile,
     how: FileOrigin,
 ) -> Result<()> {
     let forget = match how {
@@ -152,14 +152,14 @@ pub(super) fn put(
         at.path,
         at.size.cast_signed(),
         at.tag,
-        at.checked,
+        at.checked_by_store,
         how as i64
     ])?;
     Ok(())
 }
 
 /// Records the new tag of an object's file that was moved aside.
-pub(super) fn retag(db: &Connection, object: ObjectId, at: &BackendFile) -> Result<()> {
+pub(super) fn retag(db: &Connection, object: ObjectId, at: &StoreFile) -> Result<()> {
     let sql = "UPDATE backend SET tag = ?3 WHERE object = ?1 AND path = ?2";
     db.prepare_cached(sql)?
         .execute(params![object.0.cast_signed(), at.path, at.tag])?;
@@ -190,7 +190,7 @@ pub(super) fn remembered(db: &Connection, after: ObjectId, max: u32) -> Result<V
 }
 
 /// Returns up to `max` removed objects whose external files wait for removal.
-pub(super) fn deleted(db: &Connection, max: u32) -> Result<Vec<(ObjectId, BackendFile)>> {
+pub(super) fn deleted(db: &Connection, max: u32) -> Result<Vec<(ObjectId, StoreFile)>> {
     let sql = "SELECT path, size, tag, checked, object FROM backend 
                    WHERE deleted = 1 AND stub = 0 AND packed = 0 LIMIT ?1";
     db.prepare_cached(sql)?
@@ -206,14 +206,14 @@ pub(super) fn removed(db: &Connection, object: ObjectId) -> Result<()> {
 }
 
 /// Records the new path of an object's file. Returns whether the object is still known.
-pub(super) fn aside(db: &Connection, object: ObjectId, at: &BackendFile) -> Result<bool> {
+pub(super) fn aside(db: &Connection, object: ObjectId, at: &StoreFile) -> Result<bool> {
     let sql = "UPDATE backend SET path = ?2, size = ?3, tag = ?4, checked = ?5, stub = 0 WHERE object = ?1";
     let row = params![
         object.0.cast_signed(),
         at.path,
         at.size.cast_signed(),
         at.tag,
-        at.checked
+        at.checked_by_store
     ];
     Ok(db.prepare_cached(sql)?.execute(row)? > 0)
 }
@@ -246,7 +246,7 @@ pub(super) fn has_attempt(db: &Connection, path: &str, object: ObjectId) -> Resu
 pub(super) fn give_way(
     db: &Connection,
     (aside, object): (ObjectId, ObjectId),
-    at: &BackendFile,
+    at: &StoreFile,
 ) -> Result<()> {
     let sql = "UPDATE backend_attempt SET size = ?3, tag = ?4, checked = ?5, aside = ?6 WHERE path = ?1 AND object = ?2";
     db.prepare_cached(sql)?.execute(params![
@@ -254,14 +254,14 @@ pub(super) fn give_way(
         object.0.cast_signed(),
         at.size.cast_signed(),
         at.tag,
-        at.checked,
+        at.checked_by_store,
         aside.0.cast_signed()
     ])?;
     Ok(())
 }
 
 /// Returns whether any object that needs the path may replace the file at the path.
-pub(super) fn gives_way(db: &Connection, at: &BackendFile) -> Result<bool> {
+pub(super) fn gives_way(db: &Connection, at: &StoreFile) -> Result<bool> {
     let sql = "SELECT 1 FROM backend_attempt WHERE path = ?1 AND size = ?2 AND tag = ?3";
     db.prepare_cached(sql)?
         .exists(params![at.path, at.size.cast_signed(), at.tag])
@@ -294,7 +294,7 @@ pub(super) struct Attempt {
     /// Length of the object in bytes; `None` if the external store does not hold the object.
     pub(super) size: Option<u64>,
     /// Former file at the path that the write was to replace.
-    pub(super) left: Option<BackendFile>,
+    pub(super) left: Option<StoreFile>,
 }
 
 /// Returns the attempts that may have left data: attempts of objects that the external store holds, and attempts of missing objects from

@@ -4,11 +4,14 @@ use super::presence::MARK;
 use super::*;
 use crate::notes;
 use crate::records::{self, ObjectRecord};
+use bytes::Bytes;
 use std::collections::BTreeMap;
 use tidemill_model::attribute::object;
 use tidemill_model::label::Owner;
 use tidemill_model::time::Time;
+use tidemill_remote::{DirectoryPages, FileReader, Lister, PathType, StoreWriter};
 use tidemill_wire::v1;
+use tonic::async_trait;
 
 #[derive(Debug, Default)]
 pub(super) struct Files {
@@ -43,10 +46,19 @@ fn reported(store: &Backend) -> String {
     store.condition(0).map(|one| one.cause).unwrap_or_default()
 }
 
+fn file(path: &str, content: &[u8], tag: u64) -> StoreFile {
+    StoreFile {
+        path: path.to_owned(),
+        size: content.len() as u64,
+        tag: tag.to_string(),
+        checked_by_store: true,
+    }
+}
+
 impl Memory {
-    fn may_change(&self) -> Result<(), BackendFailure> {
+    fn may_change(&self) -> Result<(), Error> {
         match &mut *self.changes_left.lock() {
-            Some(0) => Err(BackendFailure::Other("it refuses".into())),
+            Some(0) => Err(Error::Other("it refuses".into())),
             Some(left) => {
                 *left -= 1;
                 Ok(())
@@ -55,17 +67,12 @@ impl Memory {
         }
     }
 
-    pub(super) fn put(&self, path: &str, content: &[u8]) -> BackendFile {
+    pub(super) fn put_file(&self, path: &str, content: &[u8]) -> StoreFile {
         let mut files = self.files.lock();
         files.writes += 1;
         let tag = files.writes;
         files.all.insert(path.to_owned(), (content.to_vec(), tag));
-        BackendFile {
-            path: path.to_owned(),
-            size: content.len() as u64,
-            tag: tag.to_string(),
-            checked: true,
-        }
+        file(path, content, tag)
     }
 
     /// Handles a name that was removed or now belongs to another file.
@@ -82,14 +89,14 @@ impl Memory {
         drop(linked);
         for second in lost {
             if let Ok((content, _)) = self.get(&second) {
-                self.put(&second, &content);
+                self.put_file(&second, &content);
             }
         }
     }
 
-    pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, BackendFile), BackendFailure> {
+    pub(super) fn get(&self, path: &str) -> Result<(Vec<u8>, StoreFile), Error> {
         if *self.offline.lock() {
-            return Err(BackendFailure::Other("offline".into()));
+            return Err(Error::Other("offline".into()));
         }
         if self
             .directories
@@ -97,17 +104,14 @@ impl Memory {
             .iter()
             .any(|directory| directory == path)
         {
-            return Err(BackendFailure::Changed);
+            return Err(Error::Changed(path.to_owned()));
         }
         let files = self.files.lock();
-        let (content, tag) = files.all.get(path).ok_or(BackendFailure::Missing)?;
-        let placed = BackendFile {
-            path: path.to_owned(),
-            size: content.len() as u64,
-            tag: tag.to_string(),
-            checked: true,
-        };
-        Ok((content.clone(), placed))
+        let (content, tag) = files
+            .all
+            .get(path)
+            .ok_or_else(|| Error::Missing(path.to_owned()))?;
+        Ok((content.clone(), file(path, content, *tag)))
     }
 
     /// Returns all names except the marker file.
@@ -118,96 +122,92 @@ impl Memory {
     }
 }
 
-impl Far for Memory {
-    fn stat<'a>(&'a self, path: &'a str) -> BackendFuture<'a, BackendFile> {
-        Box::pin(async move {
-            let asked = self.silent.lock().as_mut().map(|asked| *asked += 1);
-            if asked.is_some() {
-                std::future::pending::<()>().await;
-            }
-            self.get(path).map(|(_, placed)| placed)
-        })
+#[async_trait]
+impl RemoteStore for Memory {
+    async fn stat(&self, path: &str) -> Result<StoreFile, Error> {
+        let asked = self.silent.lock().as_mut().map(|asked| *asked += 1);
+        if asked.is_some() {
+            std::future::pending::<()>().await;
+        }
+        self.get(path).map(|(_, placed)| placed)
     }
 
-    fn read<'a>(&'a self, of: &'a BackendFile, from: u64, count: u64) -> BackendFuture<'a, Bytes> {
-        Box::pin(async move {
-            let (content, now) = self.get(&of.path)?;
-            let range = usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
-            self.files.lock().read += count;
-            match now == *of {
-                true => Ok(Bytes::from(content).slice(range)),
-                false => Err(BackendFailure::Changed),
-            }
-        })
+    async fn read_at(&self, of: &StoreFile, from: u64, count: u64) -> Result<Bytes, Error> {
+        let (content, now) = self.get(&of.path)?;
+        let range = usize::try_from(from).unwrap()..usize::try_from(from + count).unwrap();
+        self.files.lock().read += count;
+        match now == *of {
+            true => Ok(Bytes::from(content).slice(range)),
+            false => Err(Error::Changed(of.path.clone())),
+        }
     }
 
-    fn write<'a>(
-        &'a self,
-        path: &'a str,
-        _: u64,
-        mut pieces: BackendBytes<'a>,
-        over: BackendOverwrite,
-    ) -> BackendFuture<'a, BackendFile> {
-        Box::pin(async move {
-            if path == MARK {
-                let mut files = self.files.lock();
-                files.all.insert(MARK.to_owned(), (Vec::new(), 0));
-                return Ok(BackendFile {
-                    path: MARK.to_owned(),
-                    size: 0,
-                    tag: "0".into(),
-                    checked: true,
-                });
+    async fn put(&self, path: &str, bytes: Bytes, over: Overwrite) -> Result<StoreFile, Error> {
+        if path == MARK {
+            let mut files = self.files.lock();
+            files.all.insert(MARK.to_owned(), (Vec::new(), 0));
+            return Ok(file(MARK, &[], 0));
+        }
+        let _hold = self.hold.lock();
+        if let Some((path, content)) = self.rush.lock().take() {
+            self.put_file(&path, &content);
+        }
+        let now = self.get(path).ok().map(|(_, placed)| placed);
+        match (over, now) {
+            (Overwrite::Nothing, Some(_)) => return Err(Error::Changed(path.to_owned())),
+            (Overwrite::This(wanted), now) if now.as_ref() != Some(&wanted) => {
+                return Err(Error::Changed(path.to_owned()));
             }
-            let _hold = self.hold.lock();
-            if let Some((path, content)) = self.rush.lock().take() {
-                self.put(&path, &content);
+            _ => {}
+        }
+        self.may_change()?;
+        let offline = *self.offline.lock();
+        match offline {
+            true => Err(Error::Other("offline".into())),
+            false => {
+                self.unlink(path);
+                Ok(self.put_file(path, &bytes))
             }
-            let now = self.get(path).ok().map(|(_, placed)| placed);
-            match (over, now) {
-                (BackendOverwrite::Nothing, Some(_)) => return Err(BackendFailure::Changed),
-                (BackendOverwrite::This(wanted), now) if now.as_ref() != Some(&wanted) => {
-                    return Err(BackendFailure::Changed);
-                }
-                _ => {}
-            }
-            let mut all = Vec::new();
-            loop {
-                match pieces() {
-                    Ok(Some(piece)) => all.extend_from_slice(&piece),
-                    Ok(None) => break,
-                    Err(error) => return Err(BackendFailure::Other(error.to_string())),
-                }
-            }
-            self.may_change()?;
-            let offline = *self.offline.lock();
-            match offline {
-                true => Err(BackendFailure::Other("offline".into())),
-                false => {
-                    self.unlink(path);
-                    Ok(self.put(path, &all))
-                }
-            }
-        })
+        }
     }
 
-    fn also<'a>(&'a self, path: &'a str, other: &'a str) -> BackendFuture<'a, BackendFile> {
-        Box::pin(async move {
-            let (content, _) = self.get(path)?;
-            if let Some(linked) = &mut *self.linked.lock() {
-                linked.push((path.to_owned(), other.to_owned()));
-            }
-            Ok(self.put(other, &content))
-        })
+    async fn also(&self, path: &str, other: &str) -> Result<StoreFile, Error> {
+        let (content, _) = self.get(path)?;
+        if let Some(linked) = &mut *self.linked.lock() {
+            linked.push((path.to_owned(), other.to_owned()));
+        }
+        Ok(self.put_file(other, &content))
     }
 
-    fn remove<'a>(&'a self, path: &'a str) -> BackendFuture<'a, ()> {
-        Box::pin(async move {
-            self.may_change()?;
-            self.unlink(path);
-            self.files.lock().all.remove(path);
-            Ok(())
-        })
+    async fn remove(&self, path: &str) -> Result<(), Error> {
+        self.may_change()?;
+        self.unlink(path);
+        self.files.lock().all.remove(path);
+        Ok(())
+    }
+
+    async fn look(&self, path: &str) -> Result<PathType, Error> {
+        Err(Error::Missing(path.to_owned()))
+    }
+
+    async fn entries(&self, _: &str) -> Result<Box<dyn DirectoryPages>, Error> {
+        Err(Error::Unable("list files"))
+    }
+
+    fn list(&self, _: &str) -> Lister {
+        unreachable!("a backend lists no files")
+    }
+
+    async fn read(&self, _: &StoreFile) -> Result<FileReader, Error> {
+        Err(Error::Unable("be read in order"))
+    }
+
+    async fn write_over(&self, _: &str, _: Overwrite) -> Result<Box<dyn StoreWriter>, Error> {
+        Err(Error::Unable("store large files"))
+    }
+
+    async fn check(&self) -> Result<(), Error> {
+        Ok(())
     }
 }
 
@@ -237,8 +237,9 @@ impl BackendBench {
 
     pub(super) fn open_as(&self, cache_bytes_max: u64, packing: Packing) -> Backend {
         let at = BackendSettings {
-            far: Arc::clone(&self.far) as Arc<dyn Far>,
-            uri: "memory".into(),
+            far: Arc::clone(&self.far) as Remote,
+            scans: Arc::clone(&self.far) as Remote,
+            address: RemoteAddress::parse("file:///memory").unwrap(),
             packing,
             cache_bytes_max,
         };
@@ -419,7 +420,7 @@ fn upload_from_other_directory_never_replaces_attached_files() {
 #[test]
 fn upload_uses_name_of_file_unless_foreign_file_has_it() {
     let bench = BackendBench::new();
-    bench.far.put("theirs", b"theirs");
+    bench.far.put_file("theirs", b"theirs");
     let store = bench.open(0);
     let one = bench.version(&store, 0x101, "/a/b", b"one");
     let two = bench.version(&store, 0x102, "/a/b", b"two");
@@ -440,7 +441,7 @@ fn upload_uses_name_of_file_unless_foreign_file_has_it() {
         assert_eq!(read(&store, version.0).unwrap(), content.as_bytes());
     }
     // Another program changes a file that is about to be removed: the file stays.
-    bench.far.put("a/b", b"changed");
+    bench.far.put_file("a/b", b"changed");
     for version in [&one, &two, &ours] {
         assert!(store.remove(version.0).unwrap());
         assert!(read(&store, version.0).is_err());
@@ -457,7 +458,7 @@ fn upload_resumes_after_node_was_killed() {
     let one = bench.version(&store, 0x101, "/a", b"one");
     // The file was written, and only the attempt was recorded.
     store.attempt(vec![("a".into(), one.0)]).unwrap();
-    bench.far.put("a", b"one");
+    bench.far.put_file("a", b"one");
     drop(store);
     let store = bench.open(1 << 20);
     assert_eq!(store.reported().waiting, 1);
@@ -490,7 +491,7 @@ fn changed_or_unreachable_backend_file_is_never_read_as_version() {
     assert_eq!(read(&store, one.0).unwrap(), b"one");
     *bench.far.offline.lock() = false;
     make_durable(&store, &one).unwrap();
-    let stub = bench.far.put("stub", b"stub");
+    let stub = bench.far.put_file("stub", b"stub");
     let link = ObjectId(0x102);
     assert_eq!(store.make_stub(link, "stub").unwrap(), stub.size);
     assert_eq!(store.seal(link, true).unwrap(), stub.size);
@@ -498,8 +499,8 @@ fn changed_or_unreachable_backend_file_is_never_read_as_version() {
     assert_eq!(read(&store, link).unwrap(), b"stub");
     for (object, path) in [(one.0, "a"), (link, "stub")] {
         assert!(matches!(store.vouch(object), Some(Ok(()))));
-        bench.far.put(path, b"other!");
-        let lost = Some(Err(BackendFailure::Changed));
+        bench.far.put_file(path, b"other!");
+        let lost = Some(Err(Error::Changed(path.to_owned())));
         let reported = store.vouch(object).map(|reported| {
             reported.map_err(|error| match error {
                 StoreError::Backend { why, .. } => why,
@@ -522,7 +523,7 @@ fn changed_or_unreachable_backend_file_is_never_read_as_version() {
 #[test]
 fn upload_to_attached_directory_replaces_only_own_version() {
     let bench = BackendBench::new();
-    let theirs = bench.far.put("p/a", b"theirs");
+    let theirs = bench.far.put_file("p/a", b"theirs");
     let store = Arc::new(bench.open(0));
     let follower = Follower::new(Arc::clone(&store));
     let attached = vec![AttachedDirectory {
@@ -562,7 +563,7 @@ fn upload_to_attached_directory_replaces_only_own_version() {
         matches!(
             reported,
             Err(StoreError::Backend {
-                why: BackendFailure::Other(_),
+                why: Error::Other(_),
                 ..
             })
         )
@@ -570,7 +571,7 @@ fn upload_to_attached_directory_replaces_only_own_version() {
     let aside = store.remove(ours.0).unwrap();
     assert!(aside && changed.is_some_and(|reported| reported.is_ok() || other(&reported)));
     // A remembered row is deleted when the store no longer has its file.
-    let two = bench.far.put("p/two", b"two");
+    let two = bench.far.put_file("p/two", b"two");
     follower.follow(ObjectId(0x201), two).unwrap();
     store.remove(ObjectId(0x201)).unwrap();
     let remembered = || {
@@ -582,7 +583,7 @@ fn upload_to_attached_directory_replaces_only_own_version() {
     };
     follower.forget_some(ObjectId(0)).unwrap();
     assert_eq!(remembered(), 1);
-    bench.far.put("p/two", b"three");
+    bench.far.put_file("p/two", b"three");
     follower.forget_some(ObjectId(0)).unwrap();
     assert_eq!(remembered(), 0);
     assert!(bench.far.names().contains(&"p/two".to_owned()));
@@ -610,7 +611,7 @@ fn backend_without_known_files_is_offline() {
                 matches!(
                     &why,
                     StoreError::Backend {
-                        why: BackendFailure::Other(_),
+                        why: Error::Other(_),
                         ..
                     }
                 ),
@@ -647,7 +648,7 @@ fn backend_with_some_known_files_reports_others_lost() {
             matches!(
                 why,
                 StoreError::Backend {
-                    why: BackendFailure::Missing,
+                    why: Error::Missing(_),
                     ..
                 }
             ),
@@ -669,7 +670,7 @@ fn backend_with_some_known_files_reports_others_lost() {
     assert!(!matches!(
         store.vouch(ObjectId(0x103)),
         Some(Err(StoreError::Backend {
-            why: BackendFailure::Missing,
+            why: Error::Missing(_),
             ..
         }))
     ));
@@ -687,7 +688,7 @@ fn backend_with_some_known_files_reports_others_lost() {
 #[test]
 fn backend_with_stub_files_only_gets_no_marker() {
     let bench = BackendBench::new();
-    bench.far.put("theirs", b"theirs");
+    bench.far.put_file("theirs", b"theirs");
     let store = bench.open(0);
     store.make_stub(ObjectId(0x101), "theirs").unwrap();
     store.vouch(ObjectId(0x101)).unwrap().unwrap();
@@ -702,7 +703,7 @@ fn backend_with_stub_files_only_gets_no_marker() {
 fn upload_never_takes_foreign_file_as_own() {
     let bench = BackendBench::new();
     for (path, content) in [("same", ""), ("two", "x"), ("two.0000000000000102", "y")] {
-        bench.far.put(path, content.as_bytes());
+        bench.far.put_file(path, content.as_bytes());
     }
     bench.far.directories.lock().push("directory".into());
     let store = bench.open(0);
@@ -817,7 +818,7 @@ fn silent_backend_is_reported_without_blocking_each_file() {
         .collect();
     *bench.far.silent.lock() = Some(0);
     let silent = |uploaded: &Result<(), StoreError>| {
-        let silent = BackendFailure::Silent;
+        let silent = Error::Silent;
         matches!(uploaded, Err(StoreError::Backend { why, .. }) if *why == silent)
     };
     assert!(store.make_durable(&files).iter().all(silent));

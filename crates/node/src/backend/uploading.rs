@@ -2,7 +2,7 @@
 
 use super::reading::BackendLocation;
 use super::rows::FileOrigin;
-use super::{Backend, BackendFailure, BackendFile, BackendOverwrite, Far as _, rows};
+use super::{Backend, Error, Overwrite, StoreFile, rows};
 use crate::db::DbError;
 use crate::executor::ExecutorParts;
 use crate::labels::NodeLabels;
@@ -40,9 +40,9 @@ pub(super) const OWN: &str = ".tidemill-";
 /// Result of the search for a path in the external store for an object.
 enum BackendPlace {
     /// The path is free: the object may be written to this path, in place of the given file.
-    Free(String, BackendOverwrite),
+    Free(String, Overwrite),
     /// The external store already holds the object, as this file.
-    Taken(BackendFile),
+    Taken(StoreFile),
 }
 
 /// Returns the path that an object should have in the external store, if no other file has the path.
@@ -68,7 +68,7 @@ fn alternative(path: &str, object: ObjectId) -> String {
 }
 
 /// Returns a function that adds `path` to a failure of the external store.
-fn failed_at(path: &str) -> impl Fn(BackendFailure) -> StoreError {
+fn failed_at(path: &str) -> impl Fn(Error) -> StoreError {
     move |why| StoreError::Backend {
         path: path.to_owned(),
         why,
@@ -125,7 +125,7 @@ impl Backend {
     pub(super) fn keep(
         &self,
         object: ObjectId,
-        placed: BackendFile,
+        placed: StoreFile,
         how: FileOrigin,
     ) -> Result<(), StoreError> {
         let size = placed.size;
@@ -172,17 +172,17 @@ impl Backend {
             && let Err(error) = self.attempt(new)
         {
             let failed = failed_at(&self.uri);
-            let why = || BackendFailure::Other(error.to_string());
+            let why = || Error::Other(error.to_string());
             return objects.iter().map(|_| Err(failed(why()))).collect();
         }
         let silent = AtomicBool::default();
         at_once(objects, |(object, named)| {
             if silent.load(Ordering::Relaxed) {
-                return Err(failed_at(&named.path)(BackendFailure::Silent));
+                return Err(failed_at(&named.path)(Error::Silent));
             }
             let uploaded = self.upload_one(*object, named);
             if let Err(StoreError::Backend { why, .. }) = &uploaded {
-                silent.fetch_or(*why == BackendFailure::Silent, Ordering::Relaxed);
+                silent.fetch_or(matches!(why, Error::Silent), Ordering::Relaxed);
             }
             uploaded
         })
@@ -234,18 +234,18 @@ impl Backend {
         let held = held.map_err(|error| self.failed(&error))?;
         let now = match self.reach.wait(far.stat(&wanted)) {
             Ok(now) => now,
-            Err(BackendFailure::Missing) => {
-                return Ok(BackendPlace::Free(wanted, BackendOverwrite::Nothing));
+            Err(Error::Missing(_)) => {
+                return Ok(BackendPlace::Free(wanted, Overwrite::Nothing));
             }
             // The path is a directory or is below a file: no file can be written there.
-            Err(BackendFailure::Changed) => return self.elsewhere(object, &wanted, opened),
+            Err(Error::Changed(_)) => return self.elsewhere(object, &wanted, opened),
             Err(why) => return Err(failed_at(&wanted)(why)),
         };
         // The name belongs to an attached directory, and the object's file is not in that directory. It must not replace another file there.
         let strange = !attached && self.is_attached(&wanted);
         let gives_way = self.db.read(|db| rows::gives_way(db, &now));
         if !strange && gives_way.map_err(|error| self.failed(&error))? {
-            return Ok(BackendPlace::Free(wanted, BackendOverwrite::This(now)));
+            return Ok(BackendPlace::Free(wanted, Overwrite::This(now)));
         }
         let ours = |held: &rows::StoredObject| match held.how {
             FileOrigin::Put if strange => self.is_same_file(held.object, object),
@@ -258,12 +258,10 @@ impl Backend {
             .filter(ours)
             .find(|held| held.placed == now);
         match held {
-            Some(held) if held.deleted => {
-                Ok(BackendPlace::Free(wanted, BackendOverwrite::This(now)))
-            }
+            Some(held) if held.deleted => Ok(BackendPlace::Free(wanted, Overwrite::This(now))),
             Some(held) if held.object != object => {
                 let left = self.move_aside(held.object, &now, object)?;
-                Ok(BackendPlace::Free(wanted, BackendOverwrite::This(left)))
+                Ok(BackendPlace::Free(wanted, Overwrite::This(left)))
             }
             // This file was written before the former process was killed.
             _ if self.is_again(&wanted, object)? && self.is_same(&now, opened)? => {
@@ -292,20 +290,20 @@ impl Backend {
     fn move_aside(
         &self,
         object: ObjectId,
-        now: &BackendFile,
+        now: &StoreFile,
         instead: ObjectId,
-    ) -> Result<BackendFile, StoreError> {
+    ) -> Result<StoreFile, StoreError> {
         let failed = failed_at(&now.path);
         let far = &self.reach.far;
         let mut names = names_of(object, &now.path).into_iter();
         let aside = loop {
             let Some(name) = names.next() else {
-                return Err(failed(BackendFailure::Changed));
+                return Err(failed(Error::Changed(now.path.clone())));
             };
             match self.reach.wait(far.stat(&name)) {
-                Err(BackendFailure::Missing) => break name,
+                Err(Error::Missing(_)) => break name,
                 Ok(_) if self.has_attempt(&name, object)? => break name,
-                Ok(_) | Err(BackendFailure::Changed) => {}
+                Ok(_) | Err(Error::Changed(_)) => {}
                 Err(why) => return Err(failed(why)),
             }
         };
@@ -315,9 +313,9 @@ impl Backend {
     fn move_to(
         &self,
         aside: &str,
-        (object, now): (ObjectId, &BackendFile),
+        (object, now): (ObjectId, &StoreFile),
         instead: ObjectId,
-    ) -> Result<BackendFile, StoreError> {
+    ) -> Result<StoreFile, StoreError> {
         let failed = failed_at(&now.path);
         let far = &self.reach.far;
         self.attempt_aside(aside, object)?;
@@ -326,7 +324,7 @@ impl Backend {
         // In a file system, the new name (a hard link) changes the tag of the file.
         let left = self.reach.wait(far.stat(&now.path)).map_err(&failed)?;
         if moved.size != now.size || left.size != now.size {
-            return Err(failed(BackendFailure::Changed));
+            return Err(failed(Error::Changed(now.path.clone())));
         }
         let location = left.clone();
         let note = move |db: &rusqlite::Connection| {
@@ -353,18 +351,18 @@ impl Backend {
         for name in names_of(object, wanted) {
             let known = self.has_attempt(&name, object)?;
             match self.reach.wait(far.stat(&name)) {
-                Err(BackendFailure::Missing) => {
+                Err(Error::Missing(_)) => {
                     self.attempt(vec![(name.clone(), object)])?;
-                    return Ok(BackendPlace::Free(name, BackendOverwrite::Nothing));
+                    return Ok(BackendPlace::Free(name, Overwrite::Nothing));
                 }
                 Ok(now) if known && self.is_same(&now, opened)? => {
                     return Ok(BackendPlace::Taken(now));
                 }
-                Ok(_) | Err(BackendFailure::Changed) => {}
+                Ok(_) | Err(Error::Changed(_)) => {}
                 Err(why) => return Err(failed_at(&name)(why)),
             }
         }
-        Err(failed_at(wanted)(BackendFailure::Changed))
+        Err(failed_at(wanted)(Error::Changed(wanted.to_owned())))
     }
 
     /// Updates the tags of objects whose files moved aside from `path`. In a file system, the tag changes when the file loses its first
@@ -387,7 +385,7 @@ impl Backend {
     }
 
     /// Returns whether an external file has the same bytes as an object.
-    fn is_same(&self, there: &BackendFile, opened: &ReadableObject) -> Result<bool, StoreError> {
+    fn is_same(&self, there: &StoreFile, opened: &ReadableObject) -> Result<bool, StoreError> {
         if there.size != opened.stat.size {
             return Ok(false);
         }
@@ -397,7 +395,7 @@ impl Backend {
         let far = super::BackendObject::new(Arc::clone(&self.reach), ObjectId(0), theirs);
         let failed = |error: std::io::Error| StoreError::Backend {
             path: there.path.clone(),
-            why: BackendFailure::Other(error.to_string()),
+            why: Error::Other(error.to_string()),
         };
         let (mut ours, mut theirs) = (vec![0; PIECE_BYTES], vec![0; PIECE_BYTES]);
         let mut at = 0;
@@ -416,10 +414,10 @@ impl Backend {
     /// yet and a later pass searches for a path again.
     fn write(
         &self,
-        (path, over): (&str, BackendOverwrite),
+        (path, over): (&str, Overwrite),
         opened: &ReadableObject,
         hash: Option<[u8; 32]>,
-    ) -> Result<BackendFile, StoreError> {
+    ) -> Result<StoreFile, StoreError> {
         let (size, mut at, mut hasher) = (opened.stat.size, 0, blake3::Hasher::new());
         let pieces = Box::new(move || {
             let left = usize::try_from(size - at).unwrap_or(usize::MAX);
@@ -553,7 +551,7 @@ impl Backend {
     }
 
     /// Removes an external file if the node wrote it. Returns whether nothing remains to be done.
-    fn remove_one(&self, placed: &BackendFile) -> bool {
+    fn remove_one(&self, placed: &StoreFile) -> bool {
         let _turn = self.turn(&placed.path);
         let held = self.db.read(|db| rows::at(db, &placed.path));
         // Another object may have taken the name, or the path may now hold a file of another program.
@@ -571,8 +569,8 @@ impl Backend {
         let far = &self.reach.far;
         match self.reach.wait(far.stat(&placed.path)) {
             Ok(now) if now == *placed => self.reach.wait(far.remove(&placed.path)).is_ok(),
-            Ok(_) | Err(BackendFailure::Missing | BackendFailure::Changed) => true,
-            Err(BackendFailure::Silent | BackendFailure::Other(_)) => false,
+            Ok(_) => true,
+            Err(failure) => failure.is_loss(),
         }
     }
 }

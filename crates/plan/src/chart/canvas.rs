@@ -1,8 +1,8 @@
 //! Canvas: writes SVG elements, one after the other, into a document of a fixed size.
 
 use super::Area;
-use std::fmt::Write;
 use crate::xml::escaped;
+use std::fmt::Write;
 
 const FONT: &str = "'Helvetica Neue', Helvetica, Arial, 'DejaVu Sans', sans-serif";
 const INK: &str = "#24292f";

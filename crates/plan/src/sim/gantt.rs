@@ -3,10 +3,10 @@
 //! the name is legible, and tooltips contain the details.
 
 use super::report::{SimulationReport, TaskReport, time};
+use crate::xml::escaped;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use tidemill_model::display::bytes;
-use crate::xml::escaped;
 
 /// Maximum number of lanes in the chart; the chart shows the number of omitted lanes.
 pub const LANES_MAX: usize = 96;

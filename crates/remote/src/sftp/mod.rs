@@ -5,10 +5,9 @@ mod session;
 mod wire;
 
 use crate::address::join;
-use crate::browse::PathType;
 use crate::error::cut;
 use crate::keys::own_file;
-use crate::store::StoreFile;
+use crate::store::{PathType, StoreFile};
 use crate::tree::{
     ProtocolError, TreeFuture, TreeName, TreeNames, TreeProtocol, TreeRoot, TreeStore, TreeUpload,
 };

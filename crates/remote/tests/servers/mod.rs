@@ -91,7 +91,7 @@ impl Server {
     }
 
     pub(crate) fn open_with(&self, lines: &str) -> Remote {
-        Remote::open(&RemoteAddress::parse(&self.uri).unwrap(), &keys(lines)).unwrap()
+        tidemill_remote::open(&RemoteAddress::parse(&self.uri).unwrap(), &keys(lines)).unwrap()
     }
 
     pub(crate) fn directory(&self) -> &Path {

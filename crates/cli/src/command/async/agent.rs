@@ -1,16 +1,13 @@
 //! `tidemill async agent`: carries out the labels of a user's applications, and serves labels to programs in any language.
 
-mod labels;
-mod serve;
-
 use crate::context::CommandContext;
 use anyhow::Context as _;
 use std::fs::OpenOptions;
 use std::net::SocketAddr;
 use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
-use tidemill_label::agent;
+use tidemill_mount::agent;
 
 const EXAMPLES: &str = "Examples:
   tidemill async agent                            in the foreground
@@ -43,21 +40,7 @@ pub(crate) async fn run(args: Args, _context: &CommandContext) -> anyhow::Result
     if args.detach {
         detach(&args)?;
     } else {
-        serve::check(args.listen)?;
-        // The whole session of the application that started this process may be killed.
-        let _ = rustix::process::setsid();
-        let mut served = Ok(());
-        let begins = |directory: &Path| {
-            served = serve::start(directory, args.listen);
-            // A failure to serve does not stop published labels.
-            if let Err(error) = &served {
-                tracing::warn!("labels are not served by gRPC: {error:#}");
-            }
-        };
-        let stays = args.stay || args.listen.is_some();
-        let directory = args.data_dir.as_deref();
-        agent::run(directory, stays, |what| tracing::warn!("{what}"), begins)?;
-        served?;
+        agent::run(args.data_dir.as_deref(), args.stay, args.listen)?;
     }
     Ok(ExitCode::SUCCESS)
 }

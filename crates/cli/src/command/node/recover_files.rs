@@ -10,9 +10,7 @@ use crate::output::remote::RecoverableFiles;
 use anyhow::Context as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use std::sync::Arc;
 use tidemill_model::glob::Pattern;
-use tidemill_node::backend::Far;
 use tidemill_node::backend::packs::{
     DIRECTORY,
     recovery::{Contents, Recovered},
@@ -51,8 +49,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let remote = remote.with_context(|| format!("can't look into {}", args.uri))?;
     let pattern = args.pattern.as_deref().map(Pattern::new).transpose();
     let pattern = pattern.context("bad pattern")?;
-    let far: Arc<dyn Far> = Arc::new(backend::Backend::new(remote.clone()));
-    let (contents, unreadable) = contents(&remote, far.as_ref(), context).await?;
+    let (contents, unreadable) = contents(&remote, context).await?;
     let mut files = newest(contents.files());
     files.retain(|file| {
         pattern
@@ -65,7 +62,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         context.output.show(&RecoverableFiles(list(&files)))?;
         return Ok(exit(unreadable > 0 || lost));
     };
-    let copied = copy(&contents, &far, (&files, into), context).await?;
+    let copied = copy(&contents, &remote, (&files, into), context).await?;
     Ok(exit(unreadable > 0 || !copied))
 }
 
@@ -77,11 +74,7 @@ fn exit(failed: bool) -> ExitCode {
 }
 
 /// Returns the records of all packs, and the number of packs without valid records.
-async fn contents(
-    remote: &Remote,
-    far: &dyn Far,
-    context: &CommandContext,
-) -> anyhow::Result<(Contents, u64)> {
+async fn contents(remote: &Remote, context: &CommandContext) -> anyhow::Result<(Contents, u64)> {
     let (mut contents, mut unreadable) = (Contents::default(), 0);
     let mut listed = remote.list(DIRECTORY);
     while let Some(listed) = listed.next().await? {
@@ -89,7 +82,7 @@ async fn contents(
             continue;
         };
         let path = pack.path.clone();
-        if let Err(error) = contents.add(far, backend::placed(pack)).await {
+        if let Err(error) = contents.add(remote.as_ref(), pack).await {
             unreadable += 1;
             context.note(format!("skipped: {path}: {error}"));
         }
@@ -113,7 +106,7 @@ fn newest(files: Vec<Recovered>) -> Vec<Recovered> {
 /// Copies files into a directory. Returns whether all files were copied.
 async fn copy(
     contents: &Contents,
-    far: &Arc<dyn Far>,
+    remote: &Remote,
     (files, into): (&[Recovered], &Path),
     context: &CommandContext,
 ) -> anyhow::Result<bool> {
@@ -127,7 +120,7 @@ async fn copy(
             same += 1;
             continue;
         }
-        match copy_one(contents, far, file, &directory).await {
+        match copy_one(contents, remote, file, &directory).await {
             Ok(()) => {
                 copied += 1;
                 bytes += file.size;
@@ -156,18 +149,18 @@ async fn copy(
 
 async fn copy_one(
     contents: &Contents,
-    far: &Arc<dyn Far>,
+    remote: &Remote,
     file: &Recovered,
     directory: &Remote,
 ) -> anyhow::Result<()> {
-    let reading = contents.read(Arc::clone(far), file);
+    let reading = contents.read(remote.clone(), file);
     let mut reading = reading.context("parts of the file are missing")?;
     let mut writer = directory.write(&file.name).await?;
     loop {
         let next = match reading.next().await {
             Ok(Some(next)) => writer.write(next).await.map_err(anyhow::Error::from),
             Ok(None) => break,
-            Err(failure) => Err(failure.into()),
+            Err(failure) => Err(anyhow::Error::msg(failure.reason())),
         };
         if let Err(error) = next {
             writer.abort().await;

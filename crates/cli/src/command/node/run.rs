@@ -1,6 +1,6 @@
 //! `tidemill node run`: one storage node, in the foreground.
 
-use super::{backend, follow};
+use super::backend;
 use crate::config::{self, Resources};
 use crate::context::CommandContext;
 use crate::format::{ByteSize, OrOff};
@@ -294,7 +294,6 @@ pub(crate) struct Args {
 pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
     let _running = args.foreground.enter()?;
     let config = config(&args, context)?;
-    let store = backend::remote(&args, &context.config.node)?;
     if std::env::var_os(SUSPENDED).is_some() {
         tokio::select! {
             ended = process::asked_to_end() => { ended?; return Ok(ExitCode::SUCCESS); }
@@ -302,20 +301,12 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         }
         return Err(process::again(SUSPENDED, false).into());
     }
-    let cluster = (config.server.clone(), config.credential.clone());
-    let number = config.node;
     let mut node = start(config).await?;
-    let looking = node.follower().zip(store);
-    let following =
-        looking.map(|(known, store)| tokio::spawn(follow::stay(known, store, (number, cluster))));
     let failed = tokio::select! {
         ended = process::asked_to_end() => { ended?; None }
         error = node.failed() => Some(error),
     };
     tracing::info!("stopping");
-    if let Some(following) = following {
-        following.abort();
-    }
     node.stop().await;
     match failed {
         Some(tidemill_node::Error::Suspended) => Err(process::again(SUSPENDED, true).into()),

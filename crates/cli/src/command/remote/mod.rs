@@ -107,20 +107,12 @@ impl KeysFile {
         if let Some(named) = &self.keys {
             return Ok(Keys::read(named)?);
         }
-        Ok(Self::of_remote(name)?)
+        Ok(Keys::read_if_exists(Self::usual(name).as_deref())?)
     }
 
     /// Returns the path of this user's keys of a remote, if the file exists.
     pub(crate) fn usual(name: &str) -> Option<PathBuf> {
         own_token_file().map(|token| token.with_file_name("remotes").join(name))
-    }
-
-    /// Returns this user's keys of a remote; none if the file does not exist.
-    pub(crate) fn of_remote(name: &str) -> Result<Keys, tidemill_remote::Error> {
-        match Self::usual(name).filter(|path| path.exists()) {
-            Some(path) => Keys::read(&path),
-            None => Ok(Keys::default()),
-        }
     }
 
     /// Opens the remote with this name.
@@ -134,7 +126,7 @@ impl KeysFile {
         let known = known
             .with_context(|| format!("remote {name} does not exist: `tidemill remote list`"))?;
         let place = RemoteAddress::parse(&known.uri)?;
-        let remote = Remote::open(&place, &self.read(name)?)?;
+        let remote = tidemill_remote::open(&place, &self.read(name)?)?;
         Ok(ConnectedRemote {
             name: known.name,
             remote,

@@ -280,7 +280,7 @@ impl RemoteTransfer {
             "the file is being written; try again later"
         );
         let mut writer = remote.write(to).await?;
-        if let Err(error) = self.pour(&mut ranged, attr.size, &mut writer).await {
+        if let Err(error) = self.pour(&mut ranged, attr.size, writer.as_mut()).await {
             writer.abort().await;
             return Err(error);
         }
@@ -299,7 +299,7 @@ impl RemoteTransfer {
         &self,
         ranged: &mut tidemill_client::ranged::RangedFile<'_>,
         size: u64,
-        writer: &mut StoreWriter,
+        writer: &mut dyn StoreWriter,
     ) -> anyhow::Result<()> {
         let mut done = 0;
         while done < size {

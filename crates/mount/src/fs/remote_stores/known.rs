@@ -2,12 +2,14 @@
 
 use super::{RemoteStores, TTL};
 use crate::error::Error;
-use crate::stores::{MountStore, StoreFailure};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_remote::{Error as StoreError, Keys, Remote, RemoteAddress};
 use tidemill_wire::v1;
 use tokio::sync::Semaphore;
 
@@ -22,8 +24,25 @@ pub(super) type Remotes = Arc<BTreeMap<String, String>>;
 #[derive(Debug)]
 pub(super) struct OpenedStore {
     pub(super) id: u64,
-    pub(super) store: Arc<dyn MountStore>,
+    pub(super) store: Remote,
     pub(super) turns: Semaphore,
+    uri: String,
+    keys: KeysState,
+}
+
+/// State of a file of keys when it was read; `None` for a missing file.
+type KeysState = Option<(u64, u64, i64, i64, u32)>;
+
+fn keys_state(path: Option<&Path>) -> KeysState {
+    let about = std::fs::metadata(path?).ok()?;
+    let (seconds, nanoseconds) = (about.ctime(), about.ctime_nsec());
+    Some((
+        about.ino(),
+        about.size(),
+        seconds,
+        nanoseconds,
+        about.mode(),
+    ))
 }
 
 #[derive(Debug, Default)]
@@ -59,10 +78,7 @@ impl RemoteStores {
         let server = &self.backend.server;
         let asked = async {
             let listed = server.remotes().list(v1::ListRemotesRequest {}).await;
-            listed.map_err(|status| StoreFailure {
-                errno: Errno::IO,
-                reason: server.explain(status).to_string(),
-            })
+            listed.map_err(|status| StoreError::Other(server.explain(status).to_string()))
         };
         let remotes = match (self.within(("of the server", ""), asked).await, &*known) {
             (Ok(listed), _) => {
@@ -81,26 +97,47 @@ impl RemoteStores {
     pub(super) async fn store(&self, name: &str) -> Result<Arc<OpenedStore>, Error> {
         let remotes = self.remotes().await?;
         let uri = remotes.get(name).ok_or(Errno::NOENT)?;
-        if let Some((since, opened)) = self.known.opened.lock().get(name)
+        let before = self.known.opened.lock().get(name).cloned();
+        if let Some((since, opened)) = &before
             && since.elapsed() < TTL
         {
             return Ok(opened.clone());
         }
-        let store = self.within((name, ""), self.stores.open(name, uri)).await?;
-        let mut all = self.known.opened.lock();
-        let before = all.get(name).map(|(_, opened)| opened.clone());
-        let opened = match before.filter(|before| Arc::ptr_eq(&before.store, &store)) {
-            Some(before) => before,
-            None => Arc::new(OpenedStore {
-                id: self.number(),
-                store,
-                turns: Semaphore::new(READS_AT_ONCE),
-            }),
+        let before = before.map(|(_, opened)| opened);
+        let (id, uri, keys) = (self.number(), uri.clone(), (self.keys)(name));
+        // A directory may be on a disk that never answers.
+        let open = tokio::task::spawn_blocking(move || reopened(before, id, uri, keys.as_deref()));
+        let open = async {
+            let opened = open.await;
+            opened.unwrap_or_else(|error| Err(StoreError::Other(error.to_string())))
         };
+        let opened = self.within((name, ""), open).await?;
+        let mut all = self.known.opened.lock();
         all.insert(name.to_owned(), (Instant::now(), opened.clone()));
         all.retain(|name, _| remotes.contains_key(name));
         Ok(opened)
     }
+}
+
+/// Returns the store at an address, opened again if the address or the keys have changed.
+fn reopened(
+    before: Option<Arc<OpenedStore>>,
+    id: u64,
+    uri: String,
+    path: Option<&Path>,
+) -> Result<Arc<OpenedStore>, StoreError> {
+    let keys = keys_state(path);
+    if let Some(before) = before.filter(|before| (&before.uri, before.keys) == (&uri, keys)) {
+        return Ok(before);
+    }
+    let address = RemoteAddress::parse(&uri)?;
+    Ok(Arc::new(OpenedStore {
+        id,
+        store: tidemill_remote::open(&address, &Keys::read_if_exists(path)?)?,
+        turns: Semaphore::new(READS_AT_ONCE),
+        uri,
+        keys,
+    }))
 }
 
 /// Whether a remote's name can be the name of a directory.

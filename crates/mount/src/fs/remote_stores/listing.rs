@@ -1,13 +1,13 @@
-//! Open directories of remotes, which are read one page of names at a time (next: `mount/src/stores.rs`).
+//! Open directories of remotes, which are read one page of names at a time (next: `remote/src/store.rs`).
 
 use super::RemoteStores;
 use super::vnodes::InodeTarget;
 use crate::error::Error;
 use crate::fs::{Caller, LookupResult};
-use crate::stores::{DirectoryEntry, EntryPages, PathContent};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::sync::Arc;
+use tidemill_remote::{DirectoryPages, ListingEntry, PathType};
 use tokio::sync::Mutex;
 
 /// Number of names in one request to a store.
@@ -18,10 +18,10 @@ pub(super) struct AttachedListing {
     place: InodeTarget,
     /// Id of the store that returned the names.
     store: u64,
-    source: Option<Box<dyn EntryPages>>,
+    source: Option<Box<dyn DirectoryPages>>,
     /// Number of the first name of the listing that is in memory.
     base: u64,
-    here: VecDeque<DirectoryEntry>,
+    here: VecDeque<ListingEntry>,
     ended: bool,
 }
 
@@ -45,7 +45,7 @@ pub(crate) struct NameRange {
     store: u64,
     /// Number of the first name of the range.
     pub(crate) from: u64,
-    pub(crate) entries: Vec<DirectoryEntry>,
+    pub(crate) entries: Vec<ListingEntry>,
 }
 
 impl RemoteStores {
@@ -102,9 +102,9 @@ impl RemoteStores {
     async fn page(&self, listing: &mut AttachedListing) -> Result<(), Error> {
         let InodeTarget::Directory(remote, path) = &listing.place else {
             let remotes = self.remotes().await?;
-            let directory = |name: &String| DirectoryEntry {
+            let directory = |name: &String| ListingEntry {
                 name: name.clone(),
-                seen: PathContent::Directory,
+                seen: PathType::Directory,
             };
             listing.here.extend(remotes.keys().map(directory));
             listing.ended = true;
@@ -127,16 +127,16 @@ impl RemoteStores {
     }
 
     /// Returns the attributes of a listed name for the Linux kernel's cache; `None` if the Linux kernel has to request the attributes.
-    pub(crate) fn listed(&self, names: &NameRange, entry: &DirectoryEntry) -> Option<LookupResult> {
+    pub(crate) fn listed(&self, names: &NameRange, entry: &ListingEntry) -> Option<LookupResult> {
         let mut vnodes = self.vnodes.lock();
         match &names.place {
             InodeTarget::Directory(remote, path) => {
                 vnodes.listed((remote, path), names.store, entry)
             }
             _ => {
-                let whole = DirectoryEntry {
+                let whole = ListingEntry {
                     name: String::new(),
-                    seen: PathContent::Directory,
+                    seen: PathType::Directory,
                 };
                 vnodes.listed((&entry.name, ""), 0, &whole)
             }

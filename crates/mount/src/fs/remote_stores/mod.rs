@@ -1,6 +1,6 @@
 //! Remotes as directories, `/remotes/NAME/…`: read-only, for the mount's own user and root
 //! ([0061](../../../../../docs/decisions/0061-remotes-in-the-mount.md)). The module sends requests to the remotes' stores (next:
-//! `mount/src/stores.rs`).
+//! `remote/src/store.rs`).
 //!
 //! Each version of a file has an inode of its own. So the Linux kernel never uses cached pages of one version for another version,
 //! whichever programs have them open. A name gets another inode when its file changes. No thread waits for a store: a dead store only
@@ -24,15 +24,16 @@ pub(crate) use listing::NameRange;
 use super::backend::Backend;
 use super::{Caller, Fs, LookupResult, WaitPolicy};
 use crate::error::Error;
-use crate::stores::{MountStores, StoreFailure};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::collections::HashMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 use tidemill_client::blocks::BlockCache;
 use tidemill_model::id::Inode;
+use tidemill_remote::Error as StoreError;
 use vnodes::{InodeTarget, Vnodes};
 
 /// Name of the directory of remotes in the root. A directory of the cluster with this name takes precedence.
@@ -42,29 +43,28 @@ pub(crate) const TTL: Duration = Duration::from_secs(5);
 /// Maximum length of a file name, in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
+/// Returns the path of the file with the mounting user's keys for a remote.
+pub type KeysPath = fn(&str) -> Option<PathBuf>;
+
 /// Stores of the remotes that one mount shows.
 #[derive(Debug)]
 pub(crate) struct RemoteStores {
-    stores: Arc<dyn MountStores>,
+    keys: KeysPath,
     backend: Arc<Backend>,
     /// Maximum time that a store may take for one answer.
     patience: Duration,
     vnodes: Mutex<Vnodes>,
     known: known::KnownRemotes,
-    blocks: BlockCache<StoreFailure>,
+    blocks: BlockCache<StoreError>,
     files: Mutex<HashMap<u64, Arc<reading::RemoteReader>>>,
     listings: Mutex<HashMap<u64, Arc<tokio::sync::Mutex<listing::AttachedListing>>>>,
     next: AtomicU64,
 }
 
 impl RemoteStores {
-    pub(crate) fn new(
-        stores: Arc<dyn MountStores>,
-        backend: Arc<Backend>,
-        patience: Duration,
-    ) -> Self {
+    pub(crate) fn new(keys: KeysPath, backend: Arc<Backend>, patience: Duration) -> Self {
         Self {
-            stores,
+            keys,
             backend,
             patience,
             vnodes: Mutex::default(),
@@ -99,12 +99,9 @@ impl RemoteStores {
     async fn bounded<T>(
         &self,
         name: &str,
-        asked: impl Future<Output = Result<T, StoreFailure>>,
-    ) -> Result<T, StoreFailure> {
-        let silent = || StoreFailure {
-            errno: Errno::IO,
-            reason: format!("no answer for {} s", self.patience.as_secs()),
-        };
+        asked: impl Future<Output = Result<T, StoreError>>,
+    ) -> Result<T, StoreError> {
+        let silent = || StoreError::Other(format!("no answer for {} s", self.patience.as_secs()));
         if self.known.is_offline(name) {
             return Err(silent());
         }
@@ -118,7 +115,7 @@ impl RemoteStores {
     async fn within<T>(
         &self,
         (name, path): (&str, &str),
-        asked: impl Future<Output = Result<T, StoreFailure>>,
+        asked: impl Future<Output = Result<T, StoreError>>,
     ) -> Result<T, Error> {
         let answer = self.bounded(name, asked).await;
         answer.map_err(|failure| remote_error(&failure, name, path))
@@ -182,15 +179,19 @@ impl RemoteStores {
 }
 
 /// Returns the error for a failed request to a store, with its errno. Missing files are not logged.
-fn remote_error(failure: &StoreFailure, name: &str, path: &str) -> Error {
-    let reason = format!("remote {name}: {path:?}: {}", failure.reason);
-    if failure.errno == Errno::ACCESS {
-        tracing::warn!("{reason}");
-    }
-    Error::Store {
-        errno: failure.errno,
-        reason,
-    }
+fn remote_error(failure: &StoreError, name: &str, path: &str) -> Error {
+    let reason = format!("remote {name}: {path:?}: {failure}");
+    let errno = match failure {
+        // Links, pipes and devices are not shown.
+        StoreError::Missing(_) | StoreError::Path(_) | StoreError::NoFile { .. } => Errno::NOENT,
+        StoreError::Refused { .. } | StoreError::Denied { .. } | StoreError::Keys { .. } => {
+            tracing::warn!("{reason}");
+            Errno::ACCESS
+        }
+        StoreError::Changed(_) => Errno::STALE,
+        _ => Errno::IO,
+    };
+    Error::Store { errno, reason }
 }
 
 fn join(directory: &str, name: &str) -> String {

@@ -1,16 +1,16 @@
-//! Open files of remotes. An open file reads the version that exists at the open, or fails (next: `mount/src/stores.rs`).
+//! Open files of remotes. An open file reads the version that exists at the open, or fails (next: `remote/src/store.rs`).
 
 use super::known::OpenedStore;
 use super::vnodes::StoreVersion;
 use super::{RemoteStores, remote_error};
 use crate::error::Error;
 use crate::fs::Caller;
-use crate::stores::{Content, PathContent, StoreFailure};
 use bytes::Bytes;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
+use tidemill_remote::{Error as StoreError, PathType, StoreFile};
 
 /// Number of blocks that are read ahead for sequential reads.
 const BLOCKS_AHEAD: u64 = 2;
@@ -25,7 +25,7 @@ pub(super) struct RemoteReader {
     remote: String,
     path: Arc<str>,
     tag: Arc<str>,
-    content: Content,
+    content: StoreFile,
     /// Index of the block that was read last.
     last: AtomicU64,
 }
@@ -89,9 +89,9 @@ impl RemoteStores {
         }
         let asked = async {
             let seen = store.store.look(path).await?;
-            let same = matches!(&seen, PathContent::File(now) if now.tag == version.tag);
+            let same = matches!(&seen, PathType::File(now, _) if now.tag == version.tag);
             if same {
-                store.store.read(path, &content, (0, 0)).await?;
+                store.store.read_at(&content, 0, 0).await?;
             }
             Ok(same)
         };
@@ -153,8 +153,7 @@ impl RemoteStores {
                     self.read_ahead(&file, index);
                 }
                 let block = self.block(&file, index).await;
-                let failed =
-                    |failure: StoreFailure| remote_error(&failure, &file.remote, &file.path);
+                let failed = |failure: StoreError| remote_error(&failure, &file.remote, &file.path);
                 blocks.push((index, block.map_err(failed)?));
             }
         }
@@ -176,24 +175,23 @@ impl RemoteStores {
         }
     }
 
-    async fn block(&self, file: &RemoteReader, index: u64) -> Result<Bytes, StoreFailure> {
+    async fn block(&self, file: &RemoteReader, index: u64) -> Result<Bytes, StoreError> {
         let from = index * BLOCK_BYTES;
         let count = BLOCK_BYTES.min(file.content.size - from);
         let store = &file.store;
         let ask = async {
             let turn = tokio::time::timeout(self.patience * TURN_PATIENCES, store.turns.acquire());
-            let _turn = turn.await.map_err(|_| StoreFailure {
-                errno: Errno::IO,
-                reason: "too many reads wait for the remote".into(),
-            })?;
-            let read = store.store.read(&file.path, &file.content, (from, count));
+            let _turn = turn
+                .await
+                .map_err(|_| StoreError::Other("too many reads wait for the remote".into()))?;
+            let read = store.store.read_at(&file.content, from, count);
             let bytes = self.bounded(&file.remote, read).await?;
             match bytes.len() as u64 == count {
                 true => Ok(bytes),
-                false => Err(StoreFailure {
-                    errno: Errno::IO,
-                    reason: format!("received {} bytes, expected {count}", bytes.len()),
-                }),
+                false => Err(StoreError::Other(format!(
+                    "received {} bytes, expected {count}",
+                    bytes.len()
+                ))),
             }
         };
         self.blocks.get(&file.key(index), ask).await

@@ -3,11 +3,11 @@
 use super::{TTL, join};
 use crate::error::Error;
 use crate::fs::{InodeKey, LookupResult};
-use crate::stores::{Content, DirectoryEntry, PathContent};
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::time::UNIX_EPOCH;
+use std::time::{SystemTime, UNIX_EPOCH};
 use tidemill_model::id::Inode;
+use tidemill_remote::{ListingEntry, PathType, StoreFile};
 use tidemill_wire::v1::{Attr, Kind};
 
 /// Bit of an inode number that distinguishes inodes of remotes from other special inodes.
@@ -39,6 +39,9 @@ pub(super) enum InodeTarget {
     File(StoreVersion),
 }
 
+/// File of a store, with its time of modification if the store returns the time.
+type Content = (StoreFile, Option<SystemTime>);
+
 #[derive(Debug)]
 struct StoreInode {
     place: InodeTarget,
@@ -63,10 +66,10 @@ impl Vnodes {
     }
 
     /// Returns the version of an inode, and its attributes.
-    pub(super) fn file(&self, number: u64) -> Result<(StoreVersion, Content), Error> {
+    pub(super) fn file(&self, number: u64) -> Result<(StoreVersion, StoreFile), Error> {
         let vnode = self.vnode(number)?;
         match (&vnode.place, &vnode.content) {
-            (InodeTarget::File(version), Some(content)) => Ok((version.clone(), content.clone())),
+            (InodeTarget::File(version), Some(content)) => Ok((version.clone(), content.0.clone())),
             _ => Err(Errno::ISDIR.into()),
         }
     }
@@ -106,21 +109,21 @@ impl Vnodes {
         remote: &str,
         path: &str,
         store: u64,
-        seen: PathContent,
+        seen: PathType,
     ) -> LookupResult {
         match seen {
-            PathContent::Directory => {
+            PathType::Directory => {
                 let place = InodeTarget::Directory(remote.to_owned(), path.to_owned());
                 self.hold(&place, None)
             }
-            PathContent::File(content) => {
+            PathType::File(file, modified) => {
                 let version = StoreVersion {
                     remote: remote.to_owned(),
                     path: path.to_owned(),
                     store,
-                    tag: content.tag.clone(),
+                    tag: file.tag.clone(),
                 };
-                self.hold(&InodeTarget::File(version), Some(content))
+                self.hold(&InodeTarget::File(version), Some((file, modified)))
             }
         }
     }
@@ -130,7 +133,7 @@ impl Vnodes {
         &mut self,
         (remote, directory): (&str, &str),
         store: u64,
-        entry: &DirectoryEntry,
+        entry: &ListingEntry,
     ) -> Option<LookupResult> {
         let path = join(directory, &entry.name);
         (self.all.len() < LISTED_MAX).then(|| self.found(remote, &path, store, entry.seen.clone()))
@@ -151,11 +154,11 @@ impl Vnodes {
 
 /// Returns the description of an inode for the Linux kernel, owned by the user whose keys are used.
 fn shown(number: u64, content: Option<&Content>) -> LookupResult {
-    let modified = content.and_then(|content| content.modified);
+    let modified = content.and_then(|(_, modified)| *modified);
     let since = modified.and_then(|time| time.duration_since(UNIX_EPOCH).ok());
     let time = since.and_then(|since| i64::try_from(since.as_nanos()).ok());
     let time = time.unwrap_or_default();
-    let size = content.map_or(0, |content| content.size);
+    let size = content.map_or(0, |(file, _)| file.size);
     let (kind, mode) = match content {
         Some(_) => (Kind::File, FILE_MODE),
         None => (Kind::Directory, DIRECTORY_MODE),
@@ -190,13 +193,14 @@ fn shown(number: u64, content: Option<&Content>) -> LookupResult {
 mod tests {
     use super::*;
 
-    fn content(tag: &str) -> PathContent {
-        PathContent::File(Content {
+    fn content(tag: &str) -> PathType {
+        let file = StoreFile {
+            path: "x".into(),
             size: 3,
             tag: tag.into(),
             checked_by_store: true,
-            modified: None,
-        })
+        };
+        PathType::File(file, None)
     }
 
     #[test]

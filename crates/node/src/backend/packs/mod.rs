@@ -32,7 +32,7 @@ mod tidying;
 
 pub(super) use packing::now_s;
 
-use super::BackendFailure;
+use super::Error;
 use parking_lot::Mutex;
 use rows::PackId;
 use std::collections::{HashMap, HashSet};
@@ -107,8 +107,8 @@ pub(super) struct Packs {
     logged: Mutex<bool>,
 }
 
-impl From<format::Malformed> for BackendFailure {
+impl From<format::Malformed> for Error {
     fn from(_: format::Malformed) -> Self {
-        Self::Changed
+        Self::Changed("a pack".into())
     }
 }

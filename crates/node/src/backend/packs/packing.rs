@@ -2,7 +2,7 @@
 //! packs to the external store and records them in the database.
 
 use super::super::uploading::key;
-use super::super::{Backend, BackendFailure, BackendFile, BackendOverwrite, Far as _};
+use super::super::{Backend, Error, Overwrite, StoreFile};
 use super::format::{self, CHUNK_BYTES_MAX, Hash, ManifestPart, PART_CHUNKS_MAX, Pack};
 use super::rows::{self, NewPart, NotedPack, PackId};
 use super::{DIRECTORY, reading};
@@ -41,7 +41,7 @@ pub(super) enum PackError {
     NotFound,
     Failed {
         path: String,
-        why: BackendFailure,
+        why: Error,
     },
 }
 
@@ -52,7 +52,7 @@ impl PackError {
             StoreError::Backend { path, why } => Self::Failed { path, why },
             error => Self::Failed {
                 path: "an object of this node".into(),
-                why: BackendFailure::Other(error.to_string()),
+                why: Error::Other(error.to_string()),
             },
         }
     }
@@ -69,7 +69,7 @@ impl PackError {
 struct PackUpload {
     id: PackId,
     path: String,
-    task: JoinHandle<Result<BackendFile, BackendFailure>>,
+    task: JoinHandle<Result<StoreFile, Error>>,
     chunks: Vec<(Hash, format::ChunkSpot)>,
     parts: Vec<NewPart>,
 }
@@ -209,7 +209,7 @@ impl<'a> PackBatch<'a> {
         if named.hash.is_some_and(|sealed| sealed != hash) {
             return Err(PackError::Failed {
                 path: manifest.part.name,
-                why: BackendFailure::Other("its content differs from the sealed content".into()),
+                why: Error::Other("its content differs from the sealed content".into()),
             });
         }
         manifest.part.hash = hash;
@@ -335,7 +335,7 @@ impl<'a> PackBatch<'a> {
             let pieces = Box::new(pieces);
             reach
                 .far
-                .write(&to, size, pieces, BackendOverwrite::Anything)
+                .write(&to, size, pieces, Overwrite::Anything)
                 .await
         });
         self.flights.push_back(PackUpload {
@@ -354,7 +354,7 @@ impl<'a> PackBatch<'a> {
             return;
         };
         let ended = self.backend.reach.wait(flight.task);
-        let ended = ended.unwrap_or_else(|error| Err(BackendFailure::Other(error.to_string())));
+        let ended = ended.unwrap_or_else(|error| Err(Error::Other(error.to_string())));
         let placed = match ended {
             Ok(placed) => placed,
             Err(why) => {
@@ -418,7 +418,7 @@ impl<'a> PackBatch<'a> {
 fn made(error: std::io::Error) -> PackError {
     PackError::Failed {
         path: "new pack".into(),
-        why: BackendFailure::Other(error.to_string()),
+        why: Error::Other(error.to_string()),
     }
 }
 

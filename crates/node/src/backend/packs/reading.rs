@@ -2,7 +2,7 @@
 //! corrupt. The module reads the external store and marks corrupt chunks in the database.
 
 use super::super::reading::{BackendLocation, ExternalReader};
-use super::super::{Backend, BackendFailure, BackendFile};
+use super::super::{Backend, Error, StoreFile};
 use super::format::{ChunkSpot, Frame, Hash};
 use super::rows::{self, ChunkLocation, PackId};
 use crate::db::DbError;
@@ -29,12 +29,16 @@ struct WantedBytes {
 /// Consecutive frames of a pack that are read in one request.
 #[derive(Debug)]
 struct FrameRun<'a> {
-    pack: &'a BackendFile,
+    pack: &'a StoreFile,
     frames: Vec<Frame>,
 }
 
-fn failed(error: &DbError) -> BackendFailure {
-    BackendFailure::Other(error.to_string())
+fn changed(pack: &StoreFile) -> Error {
+    Error::Changed(pack.path.clone())
+}
+
+fn failed(error: &DbError) -> Error {
+    Error::Other(error.to_string())
 }
 
 impl ExternalReader {
@@ -44,7 +48,7 @@ impl ExternalReader {
         object: ObjectId,
         from: u64,
         end: u64,
-    ) -> Result<Vec<(Hash, ChunkLocation, std::ops::Range<u64>)>, BackendFailure> {
+    ) -> Result<Vec<(Hash, ChunkLocation, std::ops::Range<u64>)>, Error> {
         let read = |db: &rusqlite::Connection| {
             let mut found = Vec::new();
             for part in rows::parts(db, object, from, end)? {
@@ -63,14 +67,15 @@ impl ExternalReader {
         let found = self.db.read(read).map_err(|error| failed(&error))?;
         let there = |(hash, found, range)| Some((hash, found?, range));
         let found: Option<Vec<_>> = found.into_iter().map(there).collect();
-        let found = found.ok_or(BackendFailure::Missing)?;
+        let missing = || Error::Missing(object.to_string());
+        let found = found.ok_or_else(missing)?;
         let bytes: u64 = found
             .iter()
             .map(|(_, _, range)| range.end - range.start)
             .sum();
         match bytes == end - from {
             true => Ok(found),
-            false => Err(BackendFailure::Missing),
+            false => Err(missing()),
         }
     }
 
@@ -80,8 +85,8 @@ impl ExternalReader {
         object: ObjectId,
         from: u64,
         count: u64,
-    ) -> Result<Bytes, BackendFailure> {
-        let mut before: Option<(Vec<WantedBytes>, BackendFailure)> = None;
+    ) -> Result<Bytes, Error> {
+        let mut before: Option<(Vec<WantedBytes>, Error)> = None;
         loop {
             let found = self.wanted(object, from, from + count)?;
             let wanted: Vec<WantedBytes> = found.into_iter().map(WantedBytes::of).collect();
@@ -98,14 +103,14 @@ impl ExternalReader {
         }
     }
 
-    async fn gather(&self, wanted: &[WantedBytes]) -> Result<Bytes, BackendFailure> {
+    async fn gather(&self, wanted: &[WantedBytes]) -> Result<Bytes, Error> {
         let mut bytes = BytesMut::new();
         let mut left = wanted;
         while let Some(first) = left.first() {
             let (run, taken) = run(left);
             let frames = self.frames(&run).await;
             let frames = frames.inspect_err(|failure| {
-                if *failure == BackendFailure::Missing {
+                if failure.is_missing() {
                     tracing::warn!(
                         pack = first.found.placed.path,
                         "a pack in the backend is missing"
@@ -121,7 +126,7 @@ impl ExternalReader {
                 let chunk = frame.and_then(|frame| one.found.spot.of(frame, &one.hash));
                 let Some(chunk) = chunk else {
                     self.is_bad(one);
-                    return Err(BackendFailure::Changed);
+                    return Err(changed(&one.found.placed));
                 };
                 bytes.extend_from_slice(chunk.get(one.from..one.to).unwrap_or_default());
             }
@@ -144,7 +149,7 @@ impl ExternalReader {
     }
 
     /// Reads frames of a pack and decompresses them; `None` for a frame if the pack has other bytes at its offset.
-    async fn frames(&self, run: &FrameRun<'_>) -> Result<Vec<Option<Bytes>>, BackendFailure> {
+    async fn frames(&self, run: &FrameRun<'_>) -> Result<Vec<Option<Bytes>>, Error> {
         let opened = |frame: &Frame, bytes| frame.opened(bytes).ok();
         let (Some(first), Some(last)) = (run.frames.first(), run.frames.last()) else {
             return Ok(Vec::new());
@@ -160,12 +165,12 @@ impl ExternalReader {
                 let bytes = self
                     .range(run.pack, first.at, first.end() - first.at)
                     .await?;
-                opened(first, bytes).ok_or(BackendFailure::Changed)
+                opened(first, bytes).ok_or_else(|| changed(run.pack))
             };
             return match self.frames.get(&key, ask).await {
                 Ok(frame) => Ok(vec![Some(frame)]),
                 // This error says nothing about the rest of the pack.
-                Err(BackendFailure::Changed) if self.is_same(run.pack).await? => Ok(vec![None]),
+                Err(Error::Changed(_)) if self.is_same(run.pack).await? => Ok(vec![None]),
                 Err(failure) => Err(failure),
             };
         }
@@ -180,7 +185,7 @@ impl ExternalReader {
         Ok(run.frames.iter().map(frame).collect())
     }
 
-    pub(super) async fn is_same(&self, pack: &BackendFile) -> Result<bool, BackendFailure> {
+    pub(super) async fn is_same(&self, pack: &StoreFile) -> Result<bool, Error> {
         match self.far.stat_surely(&pack.path).await {
             Ok(now) => Ok(now == *pack),
             Err(failure) if failure.is_loss() => Ok(false),
@@ -228,9 +233,9 @@ impl Backend {
     pub(super) fn has_pack(
         &self,
         pack: PackId,
-        placed: &BackendFile,
+        placed: &StoreFile,
         believed: Duration,
-    ) -> Result<bool, BackendFailure> {
+    ) -> Result<bool, Error> {
         let asked = self.packs.asked.lock().get(&pack).copied();
         if let Some((when, there)) = asked
             && when.elapsed() < believed
@@ -257,7 +262,7 @@ impl Backend {
         &self,
         object: ObjectId,
         there: &BackendLocation,
-    ) -> Result<(), BackendFailure> {
+    ) -> Result<(), Error> {
         let suspect = self.reach.is_suspect(object);
         let size = there.placed.size;
         let mut from = 0;
@@ -273,14 +278,14 @@ impl Backend {
         Ok(())
     }
 
-    fn has_chunks(&self, object: ObjectId, from: u64, end: u64) -> Result<(), BackendFailure> {
+    fn has_chunks(&self, object: ObjectId, from: u64, end: u64) -> Result<(), Error> {
         let mut seen = BTreeSet::new();
         for (_, found, _) in self.reach.wanted(object, from, end)? {
             if found.bad {
-                return Err(BackendFailure::Changed);
+                return Err(changed(&found.placed));
             }
             if seen.insert(found.pack) && !self.has_pack(found.pack, &found.placed, JUST_NOW)? {
-                return Err(BackendFailure::Changed);
+                return Err(changed(&found.placed));
             }
         }
         Ok(())
@@ -290,9 +295,9 @@ impl Backend {
     pub(super) fn chunks(
         &self,
         pack: PackId,
-        placed: &BackendFile,
+        placed: &StoreFile,
         chunks: &[(Hash, ChunkSpot)],
-    ) -> Result<Bytes, BackendFailure> {
+    ) -> Result<Bytes, Error> {
         let wanted = |(hash, spot): &(Hash, ChunkSpot)| {
             let found = ChunkLocation {
                 pack,

@@ -1,18 +1,17 @@
 //! Recovery of the files of an external store whose node is lost. Packs list their content, so the recovery needs no other data. The module
 //! only reads the external store.
 
-use super::super::{BackendFailure, BackendFile, Far};
+use super::super::{Error, Remote, RemoteStore, StoreFile};
 use super::format::{self, ChunkSpot, Directory, Hash, ManifestPart};
 use bytes::Bytes;
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
 
 /// Reason why a pack can't be read.
 #[derive(Debug, thiserror::Error)]
 pub enum PackUnreadable {
     /// The external store does not return the pack.
-    #[error("{0}")]
-    Far(#[from] BackendFailure),
+    #[error("{}", .0.reason())]
+    Far(#[from] Error),
     /// The file is not a pack, or is a corrupt pack.
     #[error("{0}")]
     Malformed(#[from] format::Malformed),
@@ -21,7 +20,7 @@ pub enum PackUnreadable {
 /// Content of the packs of an external store.
 #[derive(Debug, Default)]
 pub struct Contents {
-    packs: Vec<BackendFile>,
+    packs: Vec<StoreFile>,
     /// Packs and locations of each chunk. A chunk with a bad location was written again to another pack.
     chunks: HashMap<Hash, Vec<(usize, ChunkSpot)>>,
     /// Parts of manifests by version and time of the write, and by their offset in the file. A write may have started several times.
@@ -47,7 +46,7 @@ pub struct Recovered {
 #[derive(Debug)]
 pub struct VersionReader<'a> {
     contents: &'a Contents,
-    far: Arc<dyn Far>,
+    far: Remote,
     parts: Vec<&'a ManifestPart>,
     /// Index of the part and of the chunk to read next.
     next: (usize, usize),
@@ -61,13 +60,21 @@ impl Contents {
     ///
     /// # Errors
     /// The pack can't be read or is invalid: nothing is then added.
-    pub async fn add(&mut self, far: &dyn Far, placed: BackendFile) -> Result<(), PackUnreadable> {
+    pub async fn add(
+        &mut self,
+        far: &dyn RemoteStore,
+        placed: StoreFile,
+    ) -> Result<(), PackUnreadable> {
         let short = PackUnreadable::Malformed(format::Malformed("it is too short"));
         let from = placed.size.checked_sub(format::TAIL_BYTES as u64);
         let from = from.ok_or(short)?;
-        let tail = far.read(&placed, from, format::TAIL_BYTES as u64).await?;
+        let tail = far
+            .read_at(&placed, from, format::TAIL_BYTES as u64)
+            .await?;
         let tail = format::PackTail::read(&tail, placed.size)?;
-        let directory = far.read(&placed, tail.at, u64::from(tail.stored)).await?;
+        let directory = far
+            .read_at(&placed, tail.at, u64::from(tail.stored))
+            .await?;
         let Directory { chunks, parts } = tail.directory(&directory)?;
         let pack = self.packs.len();
         self.packs.push(placed);
@@ -126,7 +133,7 @@ impl Contents {
 
     /// Starts to read a version; returns `None` if the version is not complete.
     #[must_use]
-    pub fn read(&self, far: Arc<dyn Far>, file: &Recovered) -> Option<VersionReader<'_>> {
+    pub fn read(&self, far: Remote, file: &Recovered) -> Option<VersionReader<'_>> {
         Some(VersionReader {
             contents: self,
             far,
@@ -143,7 +150,7 @@ impl VersionReader<'_> {
     ///
     /// # Errors
     /// The external store does not return the bytes, or they differ from the written bytes.
-    pub async fn next(&mut self) -> Result<Option<Bytes>, BackendFailure> {
+    pub async fn next(&mut self) -> Result<Option<Bytes>, Error> {
         while let Some(part) = self.parts.get(self.next.0) {
             let Some((hash, _)) = part.chunks.get(self.next.1) else {
                 self.next = (self.next.0 + 1, 0);
@@ -156,21 +163,25 @@ impl VersionReader<'_> {
         }
         // The hash of the whole file was known when the last part was written.
         let hash = self.parts.last().map(|part| part.hash);
+        let path = self
+            .parts
+            .last()
+            .map_or_else(String::new, |part| part.name.clone());
         match hash == Some(self.hasher.finalize().into()) {
             true => Ok(None),
-            false => Err(BackendFailure::Changed),
+            false => Err(Error::Changed(path)),
         }
     }
 
     /// Returns a chunk from any location at which the chunk is intact.
-    async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, BackendFailure> {
+    async fn chunk(&mut self, hash: &Hash) -> Result<Bytes, Error> {
         let contents = self.contents;
-        let mut failure = BackendFailure::Missing;
+        let mut failure = Error::Missing("a chunk".into());
         for (pack, spot) in contents.chunks.get(hash).into_iter().flatten() {
             match self.frame_of(*pack, spot.frame).await {
                 Ok(frame) => match spot.of(&frame, hash) {
                     Some(chunk) => return Ok(chunk),
-                    None => failure = BackendFailure::Changed,
+                    None => failure = Error::Changed("a chunk".into()),
                 },
                 Err(why) => failure = why,
             }
@@ -178,11 +189,7 @@ impl VersionReader<'_> {
         Err(failure)
     }
 
-    async fn frame_of(
-        &mut self,
-        pack: usize,
-        frame: format::Frame,
-    ) -> Result<Bytes, BackendFailure> {
+    async fn frame_of(&mut self, pack: usize, frame: format::Frame) -> Result<Bytes, Error> {
         if let Some((of, was, bytes)) = &self.frame
             && (*of, *was) == (pack, frame)
         {
@@ -191,7 +198,7 @@ impl VersionReader<'_> {
         let placed = &self.contents.packs[pack];
         let bytes = self
             .far
-            .read(placed, frame.at, frame.end() - frame.at)
+            .read_at(placed, frame.at, frame.end() - frame.at)
             .await?;
         let bytes = frame.opened(bytes)?;
         self.frame = Some((pack, frame, bytes.clone()));

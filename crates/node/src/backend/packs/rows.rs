@@ -4,7 +4,7 @@
 //! as the counted rows. Rows of chunks and packs are deleted only while the caller holds the packer's lock, so that the packer can rely on
 //! its queries.
 
-use super::super::BackendFile;
+use super::super::StoreFile;
 use super::super::rows::{placed, size as unsigned};
 use super::format::{ChunkSpot, Frame, Hash, ManifestPart};
 use rusqlite::{Connection, Error, OptionalExtension, Result, Row, params};
@@ -38,7 +38,7 @@ const SOME: u32 = 64;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct ChunkLocation {
     pub(super) pack: PackId,
-    pub(super) placed: BackendFile,
+    pub(super) placed: StoreFile,
     pub(super) spot: ChunkSpot,
     /// Whether a read at this location returned bytes that differ from the chunk.
     pub(super) bad: bool,
@@ -59,7 +59,7 @@ pub(super) struct NewPart {
 #[derive(Debug)]
 pub(super) struct NotedPack {
     pub(super) id: PackId,
-    pub(super) placed: BackendFile,
+    pub(super) placed: StoreFile,
     pub(super) chunks: Vec<(Hash, ChunkSpot)>,
     pub(super) parts: Vec<NewPart>,
 }
@@ -152,7 +152,7 @@ pub(super) fn note(db: &Connection, noted: &NotedPack) -> Result<()> {
         STORED,
         signed(at.size),
         at.tag,
-        at.checked,
+        at.checked_by_store,
         signed(total)
     ])?;
     let mut changes = LiveChanges::default();
@@ -390,7 +390,7 @@ pub(super) fn retire(db: &Connection, pack: PackId) -> Result<()> {
 }
 
 /// Returns some packs that are to be removed from the external store.
-pub(super) fn deleted_packs(db: &Connection) -> Result<Vec<(PackId, BackendFile)>> {
+pub(super) fn deleted_packs(db: &Connection) -> Result<Vec<(PackId, StoreFile)>> {
     db.prepare_cached("SELECT id, path, size, tag, checked FROM pack WHERE state = 2 LIMIT ?1")?
         .query_map([SOME], |row| Ok((row.get(0)?, placed(row, 1)?)))?
         .collect()
@@ -442,7 +442,7 @@ pub(super) fn sparse(db: &Connection, but: &HashSet<PackId>) -> Result<Vec<PackI
 /// Used content of a pack: its chunks in their order, and its parts of manifests.
 #[derive(Debug)]
 pub(super) struct Needed {
-    pub(super) placed: BackendFile,
+    pub(super) placed: StoreFile,
     pub(super) chunks: Vec<(Hash, ChunkSpot)>,
     pub(super) parts: Vec<Vec<u8>>,
 }

@@ -1,7 +1,7 @@
 //! Tests of packs in an external store in memory, with all kinds of faults during a write.
 
 use super::super::tests::{BackendBench, make_durable, read};
-use super::super::{Backend, BackendFailure, Far};
+use super::super::{Backend, Error, Remote, RemoteStore};
 use super::recovery::Contents;
 use super::*;
 use crate::store::{ObjectFile, Store as _, StoreError};
@@ -56,7 +56,7 @@ fn sane(bench: &BackendBench) {
 }
 
 fn recovered(bench: &BackendBench) -> BTreeMap<String, Vec<u8>> {
-    let far = std::sync::Arc::clone(&bench.far) as std::sync::Arc<dyn Far>;
+    let far = std::sync::Arc::clone(&bench.far) as Remote;
     bench.runtime.block_on(async {
         let mut contents = Contents::default();
         for pack in packs(bench) {
@@ -212,7 +212,7 @@ fn tidy_removes_unrecorded_pack_and_keeps_recorded_pack() {
         rows::begin(db, ".tidemill-packs/00/b", 0)
     };
     bench.db.write_blocking(true, begin).unwrap();
-    bench.far.put(".tidemill-packs/00/b", b"half known");
+    bench.far.put_file(".tidemill-packs/00/b", b"half known");
     let store = bench.open_as(0, PACKED);
     assert_eq!(packs(&bench).len(), 2);
     tidy(&bench, &store);
@@ -298,7 +298,7 @@ fn changed_pack_byte_is_corrupt_and_new_upload_repairs_all_files() {
     let store = bench.open_as(0, PACKED);
     assert!(is_loss(store.vouch(one.0)));
     assert!(read(&store, two.0).is_err());
-    bench.far.put(&pack, &whole);
+    bench.far.put_file(&pack, &whole);
     let three = bench.version(&store, 0x103, "/three", &content);
     make_durable(&store, &three).unwrap();
     assert!(read(&store, one.0).unwrap() == content);
@@ -473,10 +473,10 @@ fn pack_recovery_skips_foreign_packs_and_marks_partial_files() {
         .max_by_key(|pack| bench.far.get(pack).unwrap().0.len());
     let lost = lost.unwrap();
     let cut = bench.far.get(lost).unwrap().0[..1 << 20].to_vec();
-    bench.far.put(lost, &cut);
-    bench.far.put(".tidemill-packs/00/short", b"short");
-    bench.far.put(".tidemill-packs/00/long", &[7; 1000]);
-    let far: &dyn Far = bench.far.as_ref();
+    bench.far.put_file(lost, &cut);
+    bench.far.put_file(".tidemill-packs/00/short", b"short");
+    bench.far.put_file(".tidemill-packs/00/long", &[7; 1000]);
+    let far: &dyn RemoteStore = bench.far.as_ref();
     let mut contents = Contents::default();
     let mut refused = 0;
     for pack in packs(&bench) {
@@ -497,6 +497,6 @@ fn pack_recovery_skips_foreign_packs_and_marks_partial_files() {
     );
     assert!(matches!(
         bench.runtime.block_on(far.stat("none")),
-        Err(BackendFailure::Missing)
+        Err(Error::Missing(_))
     ));
 }

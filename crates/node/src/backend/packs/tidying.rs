@@ -1,7 +1,7 @@
 //! Clean-up of packs. The module deletes the manifests of removed objects, removes packs without used content, and rewrites the used
 //! content of packs that are mostly unused. The module changes the database and the external store.
 
-use super::super::{Backend, BackendFailure, BackendFile, Far as _};
+use super::super::{Backend, Error, StoreFile};
 use super::Packing;
 use super::format::ManifestPart;
 use super::packing::{PackBatch, PackError, now_s};
@@ -170,7 +170,7 @@ impl Backend {
     }
 
     /// Removes a pack from the external store if it is unchanged. A pack whose write was interrupted is identified by its unique name.
-    fn remove_pack(&self, placed: &BackendFile) -> Result<(), BackendFailure> {
+    fn remove_pack(&self, placed: &StoreFile) -> Result<(), Error> {
         let same = placed.tag.is_empty() || self.reach.wait(self.reach.is_same(placed))?;
         match same {
             true => self.reach.wait(self.reach.far.remove(&placed.path)),

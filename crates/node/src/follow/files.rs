@@ -1,17 +1,15 @@
 //! The files of an attached directory: entries, and new versions of files. Links are never followed: directories are opened one
 //! by one.
 
-use super::super::backend::placed;
+use super::FollowError;
+use crate::backend::Follower;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use tidemill_client::placed::VersionPlace;
 use tidemill_client::transfer::Transfer;
 use tidemill_client::{Error, Server};
-use tidemill_model::follow::{
-    self, ExistingEntry, FollowStep, KnownVersions, Passed, directory_mode,
-};
+use tidemill_model::follow::{self, ExistingEntry, FollowStep, Passed, directory_mode};
 use tidemill_model::id::{NodeId, ObjectId};
-use tidemill_node::backend::{BackendFile, Follower};
 use tidemill_remote::{Remote, StoreFile};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -95,12 +93,12 @@ impl FollowedFiles {
     }
 
     /// Makes sure that the directory exists and that, unless the remote is read-only, new files in it are sent to the store.
-    pub(super) async fn begin(&self, writes: bool) -> anyhow::Result<()> {
+    pub(super) async fn begin(&self, writes: bool) -> Result<(), FollowError> {
         let DirectoryState::Is(ino) = self.directory("").await? else {
-            anyhow::bail!(
+            return Err(FollowError::Other(format!(
                 "{} is not a directory: remove the file, or detach the remote",
                 self.attachment.directory
-            );
+            )));
         };
         if !writes {
             return Ok(());
@@ -196,10 +194,9 @@ impl FollowedFiles {
     pub(super) async fn take(
         &self,
         name: &str,
-        object: StoreFile,
+        placed: StoreFile,
         noted: Option<ObjectId>,
-    ) -> anyhow::Result<FollowOutcome> {
-        let placed = placed(object);
+    ) -> Result<FollowOutcome, FollowError> {
         if is_own(name) {
             return Ok(FollowOutcome::Own);
         }
@@ -209,12 +206,7 @@ impl FollowedFiles {
             ));
         }
         let (known, asked) = (self.known.clone(), placed.clone());
-        let known = tokio::task::spawn_blocking(move || known.known(&asked)).await??;
-        let mut seen = KnownVersions {
-            ours: known.ours,
-            versions: known.versions,
-            before: known.before,
-        };
+        let mut seen = tokio::task::spawn_blocking(move || known.known(&asked)).await??;
         seen.before.extend(noted);
         let (above, last) = name.rsplit_once('/').unwrap_or(("", name));
         let parent = match self.directory(above).await? {
@@ -253,13 +245,13 @@ impl FollowedFiles {
             }
             // A bad name does not prevent the other files.
             Err(error @ Error::Name { .. }) => Ok(FollowOutcome::Passed(error.to_string())),
-            Err(error) => Err(anyhow::Error::from(error).context(path)),
+            Err(error) => Err(FollowError::File(path, error)),
         }
     }
 
-    async fn is_there(&self, asked: &BackendFile) -> anyhow::Result<bool> {
+    async fn is_there(&self, asked: &StoreFile) -> Result<bool, FollowError> {
         match self.remote.stat(&asked.path).await {
-            Ok(now) => Ok(placed(now) == *asked),
+            Ok(now) => Ok(now == *asked),
             Err(error) if super::is_deleted(&error) => Ok(false),
             Err(error) => Err(error.into()),
         }
@@ -287,7 +279,7 @@ impl FollowedFiles {
         &self,
         at: (u64, &str),
         path: &str,
-        (over, placed): (Option<(u64, ObjectId)>, BackendFile),
+        (over, placed): (Option<(u64, ObjectId)>, StoreFile),
     ) -> Result<Option<ObjectId>, Error> {
         let attachment = &self.attachment;
         let spot = VersionPlace {

@@ -3,17 +3,18 @@
 
 mod files;
 
-use anyhow::{Context as _, ensure};
+use crate::backend::{AttachedDirectory, BackendSettings, Follower};
+use crate::daemon::Daemon;
+use crate::db::DbError;
 use files::{FollowOutcome, FollowedFiles};
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
-use tidemill_client::{Credential, Endpoint, Server};
+use tidemill_client::Server;
 use tidemill_model::id::{NodeId, ObjectId};
-use tidemill_node::backend::{AttachedDirectory, Follower};
-use tidemill_remote::{ListedItem, Remote, RemoteAddress, StoreFile};
+use tidemill_remote::{ListedItem, RemoteAddress, StoreFile};
 use tidemill_wire::v1;
-use tokio::task::JoinSet;
+use tokio::task::{JoinError, JoinSet};
 
 /// Interval at which the server is asked for due scans.
 const PERIOD: Duration = Duration::from_secs(1);
@@ -24,12 +25,37 @@ const AT_ONCE: usize = 8;
 /// Pause before another scan of a store in which something could not be decided yet.
 const SOON: Duration = Duration::from_secs(2);
 
+/// Reason why a scan has ended early.
+#[derive(Debug, thiserror::Error)]
+enum FollowError {
+    #[error(transparent)]
+    Client(#[from] tidemill_client::Error),
+    #[error("{0}: {1}")]
+    File(String, tidemill_client::Error),
+    #[error(transparent)]
+    Store(#[from] tidemill_remote::Error),
+    #[error(transparent)]
+    Db(#[from] DbError),
+    #[error(transparent)]
+    Thread(#[from] JoinError),
+    #[error("{0}")]
+    Other(String),
+}
+
+impl FollowError {
+    fn client(&self) -> Option<&tidemill_client::Error> {
+        match self {
+            Self::Client(error) | Self::File(_, error) => Some(error),
+            _ => None,
+        }
+    }
+}
+
 /// A store, and the task that scans it.
 #[derive(Debug)]
 struct Looker {
     known: Follower,
-    remote: Remote,
-    place: RemoteAddress,
+    at: BackendSettings,
     node: NodeId,
     server: Server,
 }
@@ -65,25 +91,25 @@ struct DirectoryScan {
     again: bool,
 }
 
-/// Scans forever.
-pub(super) async fn stay(
-    known: Follower,
-    (remote, place): (Remote, RemoteAddress),
-    (node, (endpoint, credential)): (NodeId, (Endpoint, Option<Credential>)),
-) {
+/// Scans the external store of a node with a backend until the node stops.
+pub(crate) async fn stay(daemon: Arc<Daemon>) {
+    let (Some(at), Some(backend)) = (&daemon.config.backend, &daemon.parts().backend) else {
+        return;
+    };
+    let known = Follower::new(Arc::clone(backend));
+    let (endpoint, credential) = (&daemon.config.server, daemon.config.credential.as_ref());
     let mut dues = Dues::default();
     loop {
         // The node itself logs that the server can't be reached.
-        if let Ok(server) = Server::connect(&endpoint, credential.as_ref()).await {
+        if let Ok(server) = Server::connect(endpoint, credential).await {
             let looker = Looker {
                 known: known.clone(),
-                remote: remote.clone(),
-                place: place.clone(),
-                node,
+                at: at.clone(),
+                node: daemon.config.node,
                 server,
             };
             let ended = looker.serve(&mut dues).await;
-            tracing::debug!("the scans of the store have ended: {ended:#}");
+            tracing::debug!("the scans of the store have ended: {ended}");
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -97,7 +123,7 @@ fn number() -> u64 {
 
 impl Looker {
     /// Scans until the server can't be reached any more; returns the reason.
-    async fn serve(&self, dues: &mut Dues) -> anyhow::Error {
+    async fn serve(&self, dues: &mut Dues) -> FollowError {
         let mut after = ObjectId(0);
         loop {
             match self.turn(dues).await {
@@ -119,11 +145,10 @@ impl Looker {
     }
 
     /// Scans all remotes that are due. Returns whether one was due.
-    async fn turn(&self, dues: &mut Dues) -> anyhow::Result<bool> {
+    async fn turn(&self, dues: &mut Dues) -> Result<bool, FollowError> {
         let request = v1::AttachedRequest { node: self.node.0 };
         let reply = self.server.remotes().attached(request).await;
-        let remotes = reply.map_err(|status| self.server.explain(status))?;
-        let remotes = remotes.into_inner().remotes;
+        let remotes = self.server.answer(reply)?.remotes;
         // A remote to another store than the node's fails in its own scan.
         let at = remotes.iter().map(|remote| self.attached(remote).ok());
         let at: Vec<Option<AttachedDirectory>> = at.collect();
@@ -163,12 +188,15 @@ impl Looker {
     }
 
     /// Returns the path of a remote's directory in the node's store.
-    fn attached(&self, remote: &v1::Remote) -> anyhow::Result<AttachedDirectory> {
+    fn attached(&self, remote: &v1::Remote) -> Result<AttachedDirectory, FollowError> {
         let place = RemoteAddress::parse(&remote.uri)?;
-        let prefix = place
-            .seen_from(&self.place, "")
-            .with_context(|| format!("{} is not in the store of node {}", remote.uri, self.node))?;
-        let attachment = remote.attachment.as_ref().context("it is not attached")?;
+        let prefix = place.seen_from(&self.at.address, "").ok_or_else(|| {
+            let (uri, node) = (&remote.uri, self.node);
+            FollowError::Other(format!("{uri} is not in the store of node {node}"))
+        })?;
+        let attachment = remote.attachment.as_ref();
+        let attachment =
+            attachment.ok_or_else(|| FollowError::Other("it is not attached".into()))?;
         Ok(AttachedDirectory {
             directory: attachment.directory.clone(),
             prefix: prefix.trim_matches('/').to_owned(),
@@ -176,7 +204,11 @@ impl Looker {
     }
 
     /// Scans the whole store and reports the result. Returns whether another scan is due soon.
-    async fn look(&self, remote: &v1::Remote, attachment: &v1::Attachment) -> anyhow::Result<bool> {
+    async fn look(
+        &self,
+        remote: &v1::Remote,
+        attachment: &v1::Attachment,
+    ) -> Result<bool, FollowError> {
         let mut look = DirectoryScan {
             remote: remote.name.clone(),
             number: number(),
@@ -189,7 +221,7 @@ impl Looker {
                 self.server.clone(),
                 self.node,
                 attachment.clone(),
-                (self.known.clone(), self.remote.clone()),
+                (self.known.clone(), self.at.scans.clone()),
             )),
             found: 0,
             passed: 0,
@@ -203,7 +235,7 @@ impl Looker {
         };
         let trouble = match gone_through.await {
             Ok(()) => String::new(),
-            Err(error) => match error.downcast_ref::<tidemill_client::Error>() {
+            Err(error) => match error.client() {
                 // The server has restarted, or the remote is attached to another directory: the scan starts again.
                 Some(tidemill_client::Error::Refused(status))
                     if status.code() == tonic::Code::Aborted =>
@@ -211,7 +243,7 @@ impl Looker {
                     return Ok(true);
                 }
                 Some(tidemill_client::Error::Unreachable { .. }) => return Err(error),
-                _ => format!("remote {}: {error:#}", remote.name),
+                _ => format!("remote {}: {error}", remote.name),
             },
         };
         if !trouble.is_empty() {
@@ -237,9 +269,9 @@ impl Looker {
         }
     }
 
-    async fn through(&self, look: &mut DirectoryScan) -> anyhow::Result<()> {
-        self.remote.renew();
-        let mut listed = self.remote.list(&look.attached.prefix);
+    async fn through(&self, look: &mut DirectoryScan) -> Result<(), FollowError> {
+        self.at.scans.renew();
+        let mut listed = self.at.scans.list(&look.attached.prefix);
         let mut page = Vec::new();
         while let Some(one) = listed.next().await? {
             match one {
@@ -255,7 +287,11 @@ impl Looker {
     }
 
     /// Compares some objects with known files, and makes files of new objects.
-    async fn page(&self, look: &mut DirectoryScan, page: Vec<StoreFile>) -> anyhow::Result<()> {
+    async fn page(
+        &self,
+        look: &mut DirectoryScan,
+        page: Vec<StoreFile>,
+    ) -> Result<(), FollowError> {
         look.found += page.len() as u64;
         let attached = look.attached.clone();
         let named = page.into_iter().filter_map(|object| {
@@ -276,15 +312,16 @@ impl Looker {
             directory: look.attached.directory.clone(),
         };
         look.fresh = false;
-        let reply = self.server.remotes().look(request).await;
-        let reply = reply.map_err(|status| self.server.explain(status))?;
+        let reply = self
+            .server
+            .answer(self.server.remotes().look(request).await)?;
         let mut making = JoinSet::new();
         let mut followed = Vec::new();
-        for differs in reply.into_inner().differ {
+        for differs in reply.differ {
             let index = usize::try_from(differs.index).unwrap_or(usize::MAX);
-            let one = page
-                .get(index)
-                .context("the server answers for a file that was not asked for")?;
+            let one = page.get(index).ok_or_else(|| {
+                FollowError::Other("the server answers for a file that was not asked for".into())
+            })?;
             if making.len() >= AT_ONCE
                 && let Some(done) = making.join_next().await
             {
@@ -294,7 +331,7 @@ impl Looker {
             let (files, (name, object), at) = (look.files.clone(), one.clone(), at(one));
             making.spawn(async move {
                 let done = files.take(&name, object, noted).await?;
-                anyhow::Ok((at, done))
+                Ok::<_, FollowError>((at, done))
             });
         }
         while let Some(done) = making.join_next().await {
@@ -308,13 +345,13 @@ impl Looker {
             look: look.number,
             followed,
         };
-        let noted = self.server.remotes().follow(request).await;
-        noted.map_err(|status| self.server.explain(status))?;
+        self.server
+            .answer(self.server.remotes().follow(request).await)?;
         Ok(())
     }
 
     /// Removes known files that the scan has not seen, after a check that their objects are really deleted.
-    async fn missing(&self, look: &DirectoryScan) -> anyhow::Result<()> {
+    async fn missing(&self, look: &DirectoryScan) -> Result<(), FollowError> {
         let mut after = 0;
         loop {
             let request = v1::MissingRequest {
@@ -322,20 +359,19 @@ impl Looker {
                 look: look.number,
                 after,
             };
-            let reply = self.server.remotes().missing(request).await;
-            let reply = reply.map_err(|status| self.server.explain(status))?;
-            let reply = reply.into_inner();
-            ensure!(
-                look.found > 0 || reply.missing.is_empty(),
-                "the store has no objects any more: files stay; remove the files if that is right, or detach the remote"
-            );
+            let reply = self
+                .server
+                .answer(self.server.remotes().missing(request).await)?;
+            if look.found == 0 && !reply.missing.is_empty() {
+                return Err(FollowError::Other("the store has no objects any more: files stay; remove the files if that is right, or detach the remote".into()));
+            }
             if !reply.missing.is_empty() {
                 self.known.is_there().await?;
             }
             let mut numbers = Vec::new();
             for one in reply.missing {
                 let path = look.attached.at(&one.path);
-                match self.remote.stat(&path).await {
+                match self.at.scans.stat(&path).await {
                     Err(error) if is_deleted(&error) => numbers.push(one.number),
                     Ok(_) => {}
                     Err(error) => return Err(error.into()),
@@ -347,8 +383,8 @@ impl Looker {
                     look: look.number,
                     numbers,
                 };
-                let left = self.server.remotes().leave(request).await;
-                left.map_err(|status| self.server.explain(status))?;
+                self.server
+                    .answer(self.server.remotes().leave(request).await)?;
             }
             if reply.end {
                 return Ok(());

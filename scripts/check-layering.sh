@@ -31,7 +31,7 @@ forbid tidemill-remote tonic rusqlite prost fuser tidemill-wire tidemill-client 
 for crate in server client; do forbid "tidemill-$crate" tidemill-remote; done
 for crate in server node mount client; do forbid "tidemill-$crate" opendal reqwest; done
 for crate in node mount client; do forbid "tidemill-$crate" tidemill-lang tidemill-sched; done
-forbid tidemill-meta tonic axum tidemill-server tidemill-sandbox tidemill-node tidemill-mount
+forbid tidemill-meta axum tidemill-server tidemill-sandbox tidemill-node tidemill-mount
 forbid tidemill-client tidemill-compute tidemill-sandbox tidemill-node tidemill-server tidemill-mount rusqlite
 forbid tidemill-node tidemill-server tidemill-mount tidemill-plan fuser
 forbid tidemill-server tidemill-sandbox tidemill-node tidemill-mount tidemill-plan fuser

@@ -218,11 +218,14 @@ def check_subjects(found):
 
 # An indented `type` is an associated type, whose name the trait decides.
 TYPE = re.compile(r"^(?:\s*(?:pub(?:\([a-z ]+\))? )?(?:struct|enum|trait)|(?:pub(?:\([a-z ]+\))? )?type) (\w+)", re.M)
+# Tables of a statement that writes: each table of the server has one file with such statements.
+WRITTEN = re.compile(r'"\\?\s*(?:INSERT(?: OR \w+)? INTO|UPDATE(?: OR \w+)?|DELETE FROM|REPLACE INTO) ([a-z_]+)')
 SQL = re.compile(r'"\\?\s*(?:SELECT|INSERT|UPDATE|DELETE|CREATE|WITH|REPLACE)\b')
 
 
 def check_structure(found):
     names = collections.defaultdict(list)
+    writers = collections.defaultdict(set)
     for name in files("crates/*/src/*.rs"):
         if "/tests/" in name or name.endswith("/tests.rs"):
             continue
@@ -230,12 +233,13 @@ def check_structure(found):
         text = re.split(r"^\s*#\[cfg\(test\)\]\s*\n\s*mod ", text, flags=re.M)[0]
         for defined in TYPE.finditer(text):
             names[defined.group(1)].append(name)
-        if name.startswith("crates/server/src/") and not name.startswith("crates/server/src/names/"):
+        if name.startswith("crates/server/src/") and not name.startswith("crates/meta/src/"):
             found["sql"] += [f"{name}:{text.count(chr(10), 0, one.start()) + 1}" for one in SQL.finditer(text)]
             if re.search(r"^use rusqlite|\brusqlite::", text, re.M):
                 found["rusqlite"].append(name)
         if re.search(r"^\s*(?:pub(?:\([a-z ]+\))? )?const \w*PERIOD\w*: Duration", text, re.M):
             found["period"].append(name)
+    found["writers"] += [f"{table}: {', '.join(sorted(files))}" for table, files in sorted(writers.items()) if len(files) > 1]
     for name, places in names.items():
         if len(places) > 2 and name not in ("Args", "Error", "Result"):
             found["type-names"].append(f"{name}: {', '.join(places)}")

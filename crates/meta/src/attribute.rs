@@ -230,6 +230,7 @@ impl Tx<'_> {
         Ok(reported)
     }
 
+    /// Removes an extended attribute of a file or directory; fails if the attribute is computed, reserved or not set.
     pub fn remove_xattr(&mut self, op: &v1::RemoveXattr) -> Result<Answer, Fault> {
         let vnode = self.reach(op.ino)?;
         self.need_write(&vnode)?;

@@ -128,6 +128,7 @@ pub struct BudgetTurn {
 }
 
 impl AccessLimits {
+    /// Returns limits of `all_max` simultaneous accesses of all ordinary users together and `each_max` of each user.
     pub fn new(all_max: usize, each_max: usize) -> Arc<Self> {
         Arc::new(Self {
             all_max,

@@ -31,7 +31,8 @@ pub struct Changes {
 }
 
 impl ChangeSender {
-    pub fn new() -> Self {
+    /// Returns a sender without watchers.
+    pub(crate) fn new() -> Self {
         Self {
             sender: broadcast::channel(CHANGES_MAX).0,
             own: Arc::default(),

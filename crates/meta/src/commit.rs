@@ -41,7 +41,8 @@ type Cause = Arc<rusqlite::Error>;
 /// Result of a committed piece of work.
 #[derive(Debug)]
 pub struct Committed<T> {
-    pub(crate) value: T,
+    /// Value that the work returned.
+    pub value: T,
     /// Whether the work is synced to disk, if the caller asked for a sync. The work is committed even if the sync failed.
     pub on_disk: Result<(), Fault>,
 }
@@ -182,10 +183,10 @@ impl Database {
         path: &Path,
         first: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<(Self, T), OpenError> {
-        let mut connection = Connection::new(schema::open_writer(path)?);
+        let mut connection = schema::open_writer(path)?;
         let (done, committing) = begin(&mut connection, path, first)?;
         let readers: Result<Vec<_>, _> = (0..READERS)
-            .map(|_| Ok(Mutex::new(Connection::new(schema::open_reader(path)?))))
+            .map(|_| schema::open_reader(path).map(Mutex::new))
             .collect();
         let (sender, receiver) = mpsc::sync_channel(QUEUE_MAX);
         let mut wal = path.as_os_str().to_owned();
@@ -445,7 +446,7 @@ impl Database {
         let until = Instant::now() + USER_READ_MAX;
         let over = move || Instant::now() >= until;
         connection.sql.progress_handler(STEPS, Some(over))?;
-        let read = view(&mut connection, work);
+        let read = view(&connection, work);
         connection.sql.progress_handler(0, None::<fn() -> bool>)?;
         read.map_err(Fault::unless_interrupted)
     }
@@ -804,7 +805,7 @@ mod tests {
                         Authorization::Allow
                     }
                 };
-                writing.connection.authorizer(Some(denied)).unwrap();
+                writing.connection.sql.authorizer(Some(denied)).unwrap();
                 if matches!(trip, FailingStep::Commit) {
                     writing.connection.sql.commit_hook(Some(|| true)).unwrap();
                 }
@@ -814,7 +815,7 @@ mod tests {
         fn repair(&self) {
             self.with(|writing| {
                 let none = None::<fn(AuthContext<'_>) -> Authorization>;
-                writing.connection.authorizer(none).unwrap();
+                writing.connection.sql.authorizer(none).unwrap();
                 writing.committing = guard(&mut writing.connection).unwrap();
                 writing.wal_file = None;
             });
@@ -822,7 +823,7 @@ mod tests {
 
         fn kept(&self) -> Vec<i64> {
             self.read(|db| {
-                let mut statement = db.prepare("SELECT object FROM same ORDER BY object")?;
+                let mut statement = db.sql.prepare("SELECT object FROM same ORDER BY object")?;
                 let rows = statement.query_map([], |row| row.get(0))?;
                 Ok(rows.collect::<Result<_, _>>()?)
             })
@@ -832,7 +833,7 @@ mod tests {
 
     fn insert(id: i64) -> impl FnOnce(&Connection) -> Result<(), Fault> + Send + 'static {
         move |db| {
-            db.prepare_cached(INSERT)?.execute([id])?;
+            db.sql.prepare_cached(INSERT)?.execute([id])?;
             Ok(())
         }
     }
@@ -849,6 +850,7 @@ mod tests {
             let max = |row: &rusqlite::Row<'_>| row.get::<_, i64>(0);
             writing
                 .connection
+                .sql
                 .pragma_update_and_check(None, "max_page_count", pages, max)
                 .unwrap();
         });
@@ -856,7 +858,7 @@ mod tests {
 
     fn large(db: &Connection) -> Result<(), Fault> {
         let sql = "INSERT INTO setting VALUES ('large', zeroblob(1000000))";
-        db.execute(sql, [])?;
+        db.sql.execute(sql, [])?;
         Ok(())
     }
 
@@ -960,7 +962,7 @@ mod tests {
             database.with(|writing| {
                 // This file can't be synced.
                 writing.wal_file = Some(File::open("/dev/null").unwrap());
-                writing.connection.busy_timeout(Duration::ZERO).unwrap();
+                writing.connection.sql.busy_timeout(Duration::ZERO).unwrap();
             });
         };
         // No reader blocks the checkpoint: the content of the log is written to the database at once.
@@ -976,6 +978,7 @@ mod tests {
         // A reader blocks the checkpoint: the change was made, but its durability is not confirmed.
         let reader = schema::open_reader(&path).unwrap();
         reader
+            .sql
             .execute_batch("BEGIN; SELECT count(*) FROM same;")
             .unwrap();
         no_sync();

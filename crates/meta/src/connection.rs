@@ -8,14 +8,21 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Wraps an open SQLite connection to the server's database, so that only functions of this crate can run statements on it.
     pub fn new(sql: rusqlite::Connection) -> Self {
         Self { sql }
     }
 
     /// Returns a function that interrupts the statements of this connection from another thread.
-    #[must_use]
     pub fn interrupt(&self) -> impl Fn() + Send + use<> {
         let handle = self.sql.get_interrupt_handle();
         move || handle.interrupt()
+    }
+
+    /// Returns SQLite's connection, for tests that read or change rows with statements of their own.
+    #[cfg(feature = "simulation")]
+    #[must_use]
+    pub fn raw(&self) -> &rusqlite::Connection {
+        &self.sql
     }
 }

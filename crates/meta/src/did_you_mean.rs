@@ -6,7 +6,7 @@ use super::transaction::{Tx, shown};
 use tidemill_model::similar_names::{PARTS_MAX, nearest_path};
 
 /// Maximum number of names in a directory that are searched for a suggestion.
-pub const BESIDE_MAX: u32 = 4096;
+pub(crate) const BESIDE_MAX: u32 = 4096;
 
 impl Tx<'_> {
     /// Returns names in the directory that contains a path, if the caller may list the directory; possibly not all names.

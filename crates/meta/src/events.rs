@@ -42,6 +42,7 @@ impl Default for EventCount {
 /// the files in that directory up to a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EventCursor {
+    /// Number of the last file event that the client has received, even if it has received only some files of a directory.
     pub number: i64,
     within: Option<String>,
 }
@@ -72,7 +73,9 @@ impl FromStr for EventCursor {
 /// File events for a client from the next rows of the table.
 #[derive(Debug, Default)]
 pub struct EventPage {
+    /// File events that the client may see and whose paths match the pattern, in the order of their numbers.
     pub events: Vec<v1::FileEvent>,
+    /// Position after the examined rows, or within the row of a directory whose files did not all fit; the next page continues there.
     pub cursor: EventCursor,
     /// Whether earlier file events are no longer stored, or are too many to examine.
     pub missed: bool,
@@ -105,9 +108,12 @@ impl EventPage {
 /// A row of the table `file_event`; object 0 means a directory.
 #[derive(Debug)]
 pub struct EventRow {
+    /// Number of the event: its time in microseconds since the Unix epoch, or the last number plus one if that is larger.
     pub number: i64,
     ino: u64,
+    /// Object of the version with the path at the event; 0 for a directory.
     pub object: u64,
+    /// Path of the file or directory at the event, from the root and with the leading slash; not necessarily UTF-8.
     pub path: Vec<u8>,
 }
 

@@ -16,9 +16,13 @@ use tidemill_wire::v1::Kind;
 /// The sealed version of a file, as a check of nodes needs it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SealedVersion {
+    /// Inode of the file that has the version.
     pub ino: u64,
+    /// Number of bytes of the object: the whole version, or the part of the version that the object stores.
     pub size: u64,
+    /// Numeric ids of the user and the group that own the file at present.
     pub owner: (u32, u32),
+    /// Present permission bits of the file, with setuid, setgid and sticky but without the kind.
     pub mode: u32,
 }
 

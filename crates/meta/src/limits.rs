@@ -25,10 +25,12 @@ impl Default for UserLimits {
 pub struct Allowed(RwLock<UserLimits>);
 
 impl Allowed {
+    /// Replaces the limits; later checks use the new limits, and existing jobs and workspaces stay unchanged.
     pub fn set(&self, limits: UserLimits) {
         *self.0.write() = limits;
     }
 
+    /// Returns a copy of the limits that apply at present.
     pub fn get(&self) -> UserLimits {
         *self.0.read()
     }

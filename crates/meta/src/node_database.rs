@@ -57,14 +57,21 @@ pub enum NodeProblem {
 /// Data of one node, as read from the node's database.
 #[derive(Debug)]
 pub struct NodeRecords {
+    /// Number of the node in its cluster.
     pub node: u32,
+    /// Id of the cluster to which the node belongs: 8 bytes, little-endian.
     pub cluster: Vec<u8>,
+    /// Key of the cluster with which the node verifies capabilities: 32 bytes.
     pub key: Vec<u8>,
+    /// Data objects of the node that have attributes, in the order of their ids.
     pub objects: Vec<KeptObject>,
+    /// Tasks that ended on the node, in the order of their ids.
     pub tasks: Vec<NodeTask>,
     /// The server's notes about inodes and rules that the node has stored.
     pub notes: Vec<NameNote>,
+    /// Highest id of a label in the node's queue; 0 if the queue is empty.
     pub label_max: u64,
+    /// Highest id of a data object that the node stores or that is an input or output of a task on the node; 0 if there is none.
     pub object_max: u64,
     /// Whether the server removed the node from the cluster earlier (`node/src/daemon.rs`).
     pub removed: bool,
@@ -73,27 +80,43 @@ pub struct NodeRecords {
 /// A sealed object that the node stores.
 #[derive(Clone, Debug)]
 pub struct KeptObject {
+    /// Id of the object, which is the same for all replicas.
     pub id: u64,
+    /// Number of the node that stores this replica.
     pub node: u32,
+    /// Number of bytes of the object.
     pub size: u64,
+    /// Numeric user id of the object's owner; 0 if the node has not stored an owner.
     pub uid: u32,
+    /// Numeric group id of the object's owner; 0 if the node has not stored a group.
     pub gid: u32,
+    /// Inode of the file to which the object belongs; 0 if the node has not stored an inode.
     pub inode: u64,
+    /// Path of the file in the last report of the server, or path of a task's output in its job; empty if the path is unknown.
     pub path: Vec<u8>,
+    /// Permission bits of the file at the seal; `None` for outputs of tasks and for replicas.
     pub mode: Option<u32>,
+    /// Task that wrote the object; 0 for objects from clients and for replicas.
     pub task: u64,
+    /// Time of the seal, or of the creation of the replica, in nanoseconds since the Unix epoch; 0 if the time is unknown.
     pub sealed_at: u64,
+    /// Version that contains the object as a part, and the number of the part; `None` if the object is a whole version.
     pub part: Option<PartOf>,
 }
 
 /// A task that ended on the node.
 #[derive(Clone, Debug)]
 pub struct NodeTask {
+    /// Id of the task, without the tag of its collection.
     pub task: u64,
+    /// Number of the node on which the task ended.
     pub node: u32,
+    /// Whether the task succeeded.
     pub done: bool,
     attributes: PageValues,
+    /// Objects that the task read, in the order of the label's inputs.
     pub inputs: Vec<u64>,
+    /// Objects that the task wrote, in the order of the label's outputs.
     pub outputs: Vec<u64>,
 }
 
@@ -128,22 +151,27 @@ impl KeptObject {
 }
 
 impl NodeTask {
+    /// Returns the integer with this attribute number (`tidemill_model::attribute::task`); 0 if the attribute is absent.
     pub fn number(&self, number: u32) -> u64 {
         self.attributes.number(number).unwrap_or(0)
     }
 
+    /// Returns the text with this attribute number (`tidemill_model::attribute::task`); empty if the attribute is absent.
     pub fn text(&self, number: u32) -> String {
         self.attributes.text(number)
     }
 
+    /// Returns the id of the task's job; 0 if the node has not stored a job.
     pub fn job(&self) -> u64 {
         self.number(task::JOB)
     }
 
+    /// Returns the numeric user id of the task's owner; 0 if the node has not stored an owner.
     pub fn uid(&self) -> u32 {
         self.attributes.small(task::UID).unwrap_or(0)
     }
 
+    /// Returns the arguments of the task's kernel; empty if the stored arguments are absent or malformed.
     pub fn args(&self) -> Vec<String> {
         serde_json::from_str(&self.text(task::ARGS)).unwrap_or_default()
     }

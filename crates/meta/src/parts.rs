@@ -253,7 +253,9 @@ pub struct Half {
 /// A row of the table `part`.
 #[derive(Clone, Copy, Debug)]
 pub struct PartRow {
+    /// Object that has the bytes of the part.
     pub object: u64,
+    /// Node that stores the first replica of the part.
     pub node: u32,
     /// Size of the part in bytes; `None` if the part is not sealed.
     pub size: Option<u64>,

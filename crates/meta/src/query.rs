@@ -10,7 +10,11 @@ macro_rules! stored_enum {
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum $name {
-            $($(#[$each])* $value = $number,)+
+            $(
+                $(#[$each])*
+                /// The database stores this value as the number of the variant.
+                $value = $number,
+            )+
         }
 
         impl rusqlite::ToSql for $name {

@@ -164,7 +164,9 @@ pub fn end_scan(db: &Connection, remote: &str, scan: &v1::Attachment) -> Result<
 pub struct FollowedObject {
     /// Number of the row.
     pub number: u64,
+    /// Length of the store's object in bytes when the cluster's version was created.
     pub size: u64,
+    /// Tag that the store gave the object when the cluster's version was created; the tag changes with the content.
     pub tag: String,
     /// Object of the cluster with the same content.
     pub object: u64,

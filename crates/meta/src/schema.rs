@@ -283,14 +283,14 @@ CREATE UNIQUE INDEX followed_path ON followed(remote, path);
 ";
 
 /// Opens the server's database for writing; creates or migrates it first if necessary.
-pub fn open_writer(path: &Path) -> Result<Connection, OpenError> {
+pub fn open_writer(path: &Path) -> Result<crate::Connection, OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
         source,
     };
     let mut connection = Connection::open(path).map_err(at)?;
     prepare(&mut connection, path)?;
-    Ok(connection)
+    Ok(crate::Connection::new(connection))
 }
 
 /// Creates a database with the content that `fill` writes in one transaction. The log of the closed database is empty, so the caller can
@@ -299,7 +299,7 @@ pub fn create_filled<T, E: From<OpenError> + From<Fault>>(
     path: &Path,
     fill: impl FnOnce(&crate::Connection) -> Result<T, E>,
 ) -> Result<T, E> {
-    let db = crate::Connection::new(open_writer(path)?);
+    let db = open_writer(path)?;
     let transaction = db.sql.unchecked_transaction().map_err(Fault::from)?;
     let filled = fill(&db)?;
     transaction.commit().map_err(Fault::from)?;
@@ -310,7 +310,7 @@ pub fn create_filled<T, E: From<OpenError> + From<Fault>>(
 }
 
 /// Configures a connection for writing and migrates the tables to the present version.
-pub fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
+pub(crate) fn prepare(connection: &mut Connection, path: &Path) -> Result<(), OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
         source,
@@ -384,7 +384,7 @@ fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
 }
 
 /// Opens the server's database for reading only.
-pub fn open_reader(path: &Path) -> Result<Connection, OpenError> {
+pub(crate) fn open_reader(path: &Path) -> Result<crate::Connection, OpenError> {
     let at = |source| OpenError::Database {
         path: path.display().to_string(),
         source,
@@ -398,7 +398,7 @@ pub fn open_reader(path: &Path) -> Result<Connection, OpenError> {
     connection
         .busy_timeout(std::time::Duration::from_secs(5))
         .map_err(at)?;
-    Ok(connection)
+    Ok(crate::Connection::new(connection))
 }
 
 #[cfg(test)]

@@ -134,6 +134,7 @@ impl AsRef<GrantedCapabilities> for Arc<NamesShared> {
 }
 
 impl NamesShared {
+    /// Returns the state of a server without nodes and mounts. `key` signs capabilities; `low` shows that the device is nearly full.
     pub fn new(key: CapabilityKey, low: Arc<AtomicBool>) -> Self {
         Self {
             key,
@@ -267,6 +268,7 @@ impl NamesShared {
         self.spaces.read().clone()
     }
 
+    /// Replaces the free space of the nodes by newer reports.
     pub fn set_spaces(&self, spaces: Spaces) {
         *self.spaces.write() = Arc::new(spaces);
     }
@@ -338,6 +340,7 @@ impl NamesShared {
         *self.replicas.lock()
     }
 
+    /// Sets the wanted number of replicas of versions for which no directory sets a number.
     pub fn set_replicas(&self, replicas: WantedReplicas) {
         *self.replicas.lock() = replicas;
     }

@@ -1,4 +1,4 @@
-//! The namespace in one SQLite file. This module notifies watchers of committed changes (next: `server/src/names/changes.rs`).
+//! The namespace in one SQLite file. This module notifies watchers of committed changes (next: `meta/src/changes.rs`).
 
 use super::apply::only_reads;
 use super::attribute::{
@@ -77,14 +77,17 @@ impl SqliteNames {
         })
     }
 
+    /// Returns the database of the namespace, which also has all other tables of the server.
     pub fn database(&self) -> &Arc<Database> {
         &self.database
     }
 
+    /// Returns the state that namespace requests share and that is not in the database, such as the space on nodes.
     pub fn shared(&self) -> &Arc<NamesShared> {
         &self.shared
     }
 
+    /// Returns the sender that notifies watchers of committed changes of the namespace.
     pub fn teller(&self) -> &ChangeSender {
         &self.teller
     }
@@ -344,7 +347,7 @@ impl Names for SqliteNames {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, feature = "simulation"))]
 impl SqliteNames {
     /// Adds a node with free space, for tests.
     pub fn add_node(&self, node: tidemill_model::id::NodeId) {

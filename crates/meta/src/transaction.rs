@@ -41,14 +41,19 @@ pub enum Change {
 }
 
 /// Context of a namespace request in progress.
+#[derive(Debug)]
 pub struct Tx<'a> {
+    /// Connection on which the request reads and writes, within the current read or transaction.
     pub db: &'a Connection,
+    /// State that all namespace requests share, such as the space on nodes and the key that signs capabilities.
     pub shared: &'a NamesShared,
+    /// User that sent the request, with whose rights the operations are executed.
     pub caller: &'a Caller,
     /// Session of the mount that sent the request; 0 for other clients.
     pub session: u64,
     /// Time of the server's clock, in nanoseconds since the Unix epoch.
     pub now: i64,
+    /// Changes that the request has made so far, in order; watchers are notified of them after the commit.
     pub changes: Vec<Change>,
     /// Remaining cost that the request may cause.
     pub budget: Budget,
@@ -85,6 +90,7 @@ pub fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
 }
 
 impl<'a> Tx<'a> {
+    /// Returns the context of a request at time `now` (nanoseconds since the Unix epoch), without changes and without limits on its cost.
     pub fn new(
         db: &'a Connection,
         shared: &'a NamesShared,

@@ -73,6 +73,7 @@ impl Tx<'_> {
         Ok(Answer::Entries(v1::Entries { entries, end }))
     }
 
+    /// Creates an inode with a name, and opens a new file for writing if the request has an object. A repeated request succeeds.
     pub fn create(&mut self, op: &v1::Create) -> Result<Answer, Fault> {
         let (parent, name) = if op.parent == 0 {
             self.parent_of(op)?
@@ -318,6 +319,7 @@ impl Tx<'_> {
         Ok(Answer::Entry(vnode.entry(&op.name)))
     }
 
+    /// Removes a name of a file, or an empty directory. The answer has the inode in its new state.
     pub fn unlink(&mut self, op: &v1::Unlink) -> Result<Answer, Fault> {
         check_name(&op.name)?;
         let mut parent = self.writable_dir(op.parent, &op.name)?;

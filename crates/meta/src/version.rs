@@ -842,6 +842,7 @@ impl Tx<'_> {
 /// A sealed version, or a version that is being written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FoundVersion {
+    /// Inode of the file that the version belongs to.
     pub ino: u64,
     /// Size in bytes; `None` while the version is being written.
     pub size: Option<u64>,
@@ -912,17 +913,25 @@ pub(super) fn set_last_publication(db: &Connection, part: u64, number: u64) -> R
 /// A row of the table `version`.
 #[derive(Debug)]
 pub struct VersionRow<'a> {
+    /// Object of the version, which identifies the version.
     pub object: u64,
+    /// Inode of the version's file.
     pub ino: u64,
     /// Number of the version; 0 for an older version whose number is unknown.
     pub version: u64,
+    /// Size of the version in bytes.
     pub size: u64,
+    /// Node of the first replica; -1 for none, as for a version of several objects.
     pub node: i64,
+    /// User id of the writer of the version; for a version that a task wrote, of the job's owner.
     pub uid: u32,
+    /// Time of the seal in nanoseconds since the Unix epoch.
     pub sealed_at: i64,
     /// Task that wrote the version; 0 for a client.
     pub task: u64,
+    /// Path of the file at the seal.
     pub path: &'a [u8],
+    /// Whether the removal of the version's bytes is due.
     pub removed: bool,
     /// Wanted number of replicas.
     pub replicas: u32,

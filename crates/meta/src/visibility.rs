@@ -31,6 +31,7 @@ pub struct ViewedFile {
 
 /// Looks up files for one caller. The caller's rights are checked even if a Linux kernel has checked the rights to the requested file. The
 /// database record of each directory is read once.
+#[derive(Debug)]
 pub struct Visibility<'a> {
     tx: &'a Tx<'a>,
     viewer: Caller,
@@ -39,6 +40,7 @@ pub struct Visibility<'a> {
 }
 
 impl<'a> Visibility<'a> {
+    /// Returns a lookup for `viewer` that has read no files and directories yet.
     pub fn new(tx: &'a Tx<'a>, viewer: &Caller) -> Self {
         Self {
             tx,

@@ -28,21 +28,33 @@ pub const SEARCH: u32 = 1;
 /// Record of an inode in the namespace.
 #[derive(Clone, Debug)]
 pub struct InodeRecord {
+    /// Inode number; 1 is the root.
     pub ino: u64,
+    /// Kind of the inode, such as file, directory or symbolic link.
     pub kind: Kind,
+    /// Permission bits with the set-user-id, set-group-id and sticky bits, without the kind of the inode.
     pub mode: u32,
+    /// Numeric id of the user that owns the inode.
     pub uid: u32,
+    /// Numeric id of the group of the inode.
     pub gid: u32,
+    /// Number of names, or for a directory 2 plus the number of its subdirectories; 0 if the inode has no name any more.
     pub nlink: u32,
+    /// Length in bytes of a file's content or of a symbolic link's target path; 4096 for a directory.
     pub size: u64,
+    /// Time of the last access, in nanoseconds since the Unix epoch.
     pub atime: i64,
+    /// Time of the last change of the content, in nanoseconds since the Unix epoch.
     pub mtime: i64,
+    /// Time of the last change of the inode, in nanoseconds since the Unix epoch.
     pub ctime: i64,
+    /// Device number of a device; 0 for other kinds.
     pub rdev: u32,
     /// Number of times that the file was sealed, which is the number of its current version.
     pub version: u64,
     /// Id of the sealed object; 0 if the file has no sealed version.
     pub object: u64,
+    /// Node of the sealed object or of the first unsealed version; [`NO_NODE`] if there is none, or if the version has several objects.
     pub node: i64,
     /// Id of the object being written; 0 if the file is not being written.
     pub writing: u64,
@@ -88,6 +100,7 @@ impl InodeRecord {
         }
     }
 
+    /// Returns whether the inode is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == Kind::Directory
     }
@@ -194,7 +207,7 @@ impl InodeRecord {
                 "FROM inode WHERE ino = (SELECT ino FROM dirent WHERE parent = ?1 AND name = ?2)"
             ),
             key,
-            |row| Self::from_row(row),
+            Self::from_row,
         )
     }
 

@@ -31,30 +31,43 @@ const REMOVED_MAX: usize = 1000;
 /// Reason why the server refuses an operation on a workspace.
 #[derive(Debug, thiserror::Error)]
 pub enum WorkspaceRefusal {
+    /// The name contains other characters than the allowed ones, begins with a dot, is empty or is too long.
     #[error(
         "{0:?} can't be the name of a workspace: give up to 64 letters, digits, dots, dashes and underscores, not a dot first"
     )]
     Name(String),
+    /// `/workspaces` already contains a workspace or another inode with this name.
     #[error(
         "workspace {0} exists already, or /workspaces/{0} is another file: `tidemill workspace list`"
     )]
     Exists(String),
+    /// No workspace has this name, or the workspace is being removed.
     #[error("workspace {0} does not exist: `tidemill workspace list`")]
     Unknown(String),
+    /// The cluster or the user already has the maximum number of workspaces.
     #[error(
         "there are {WORKSPACES_MAX} workspaces, or {WORKSPACES_EACH_MAX} of yours, which is the maximum: remove some"
     )]
     TooMany,
+    /// The workspace with this name already has the maximum number of lease holders.
     #[error("workspace {0} has {MEMBERS_MAX} lease holders, which is the maximum")]
     TooManyMembers(String),
+    /// The workspace with this name has no lease holder with this number that belongs to the caller.
     #[error(
         "workspace {0} has no lease holder {1}: it has left, or was silent for 30 s, or is not yours"
     )]
     NoMember(String, u64),
+    /// The quotas of the user's workspaces would exceed the user's limit.
     #[error(
         "quotas of your workspaces may add up to {max} bytes, and add up to {used}: give this one a quota of at most the rest, or remove some"
     )]
-    Quota { used: u64, max: u64 },
+    Quota {
+        /// Sum of the quotas of the user's workspaces, in bytes.
+        used: u64,
+        /// Maximum of this sum, in bytes.
+        max: u64,
+    },
+    /// `/workspaces` is not a directory, or does not belong to an administrator.
     #[error(
         "/workspaces is not a directory of an administrator: ask an administrator to rename it"
     )]

@@ -20,7 +20,7 @@ pub const SILENCE_NS_MAX: i64 = 60 * 1_000_000_000;
 const SILENT_MAX: usize = 1000;
 
 /// Returns all versions that are not sealed, counted by writer and node.
-pub fn unsealed(db: &Connection) -> Result<Vec<UnsealedCount>, Fault> {
+pub(crate) fn unsealed(db: &Connection) -> Result<Vec<UnsealedCount>, Fault> {
     let sql = "SELECT session, coalesce(part.node, writing.node) AS place, count(*), min(started) \
                FROM writing LEFT JOIN part ON part.object = writing.object \
                WHERE coalesce(part.size, -1) = -1 GROUP BY session, place";
@@ -35,7 +35,7 @@ pub fn unsealed(db: &Connection) -> Result<Vec<UnsealedCount>, Fault> {
 }
 
 /// Returns the versions that a mount was writing on a node, in the order of their objects, from the first object after `after`.
-pub fn unfinished(
+pub(crate) fn unfinished(
     db: &Connection,
     (session, node): (u64, u32),
     after: u64,
@@ -69,7 +69,7 @@ pub fn unfinished(
 }
 
 /// Returns the objects of the version of a file that is being written, and their sessions.
-pub fn open_versions(db: &Connection, ino: u64) -> Result<Vec<OpenVersion>, Fault> {
+pub(crate) fn open_versions(db: &Connection, ino: u64) -> Result<Vec<OpenVersion>, Fault> {
     let sql = "SELECT writing.object, session, 0 FROM inode CROSS JOIN writing ON writing.object = inode.writing \
                WHERE inode.ino = ?1 UNION ALL SELECT writing.object, session, 1 FROM inode \
                CROSS JOIN part ON part.object = inode.writing \
@@ -85,7 +85,7 @@ pub fn open_versions(db: &Connection, ino: u64) -> Result<Vec<OpenVersion>, Faul
 
 /// Aborts versions of clients without a session that have been silent for too long. Such uploads are incomplete, so the files stay
 /// unchanged.
-pub fn abandon_silent(
+pub(crate) fn abandon_silent(
     db: &Connection,
     shared: &NamesShared,
     now: i64,

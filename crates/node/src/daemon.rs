@@ -28,7 +28,7 @@ const NODE: &str = "node";
 const CLUSTER: &str = "cluster";
 const KEY: &str = "key";
 /// Key of the table `identity` that is set when the server has removed the node from the cluster (next:
-/// `server/src/names/node_database.rs`).
+/// `meta/src/node_database.rs`).
 const REMOVED: &str = "removed";
 
 /// Maximum time that a request waits for a newly started node to join its cluster.

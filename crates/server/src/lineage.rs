@@ -1,4 +1,4 @@
-//! The gRPC service of lineage (next: `server/src/names/lineage/mod.rs`).
+//! The gRPC service of lineage (next: `meta/src/lineage/mod.rs`).
 
 use crate::access::Access;
 use crate::clock;

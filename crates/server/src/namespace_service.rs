@@ -1,4 +1,4 @@
-//! gRPC service of the namespace: identifies callers, executes their requests, and sends changes to mounts. Next: `server/src/names`, which
+//! gRPC service of the namespace: identifies callers, executes their requests, and sends changes to mounts. Next: `meta/src`, which
 //! applies the requests.
 
 use crate::access::Access;

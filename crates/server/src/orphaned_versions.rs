@@ -1,5 +1,5 @@
 //! Ends the versions of writers that have disconnected, in all circumstances: this module asks nodes to seal objects, and changes the
-//! namespace. Next: `server/src/names`, which applies the requests.
+//! namespace. Next: `meta/src`, which applies the requests.
 //!
 //! The table of unsealed versions is the list of open work. A restart of the server therefore loses no version, and each failed step is
 //! retried. A version that a lost mount was writing is sealed with the content that reached the node, as after an ordinary close. The

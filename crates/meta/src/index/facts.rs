@@ -11,6 +11,7 @@ pub struct Facts {
     /// Facts about the header for display, as JSON.
     pub body: Json,
     pub(crate) terms: Vec<Term>,
+    /// Ranges of the values of the file's coordinates. A coordinate with several names has one range for each name.
     pub spans: Vec<CoordinateRange>,
 }
 
@@ -25,9 +26,13 @@ pub struct Term {
 /// Range of a coordinate's values: numbers, or times in the number form of `lang::find`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CoordinateRange {
+    /// Name of the coordinate: its variable's name, its standard name, or a short form such as `lat`.
     pub name: String,
+    /// Whether the values are times. The limits are then seconds on a scale on which all months have 31 days.
     pub is_time: bool,
+    /// Smallest value of the coordinate in the file, in the units of the variable or, for times, in seconds.
     pub low: f64,
+    /// Largest value of the coordinate in the file, in the units of the variable or, for times, in seconds.
     pub high: f64,
     /// The range in readable form.
     pub shown: (String, String),

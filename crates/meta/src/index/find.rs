@@ -18,7 +18,9 @@ use tidemill_wire::v1::Kind;
 const TRIED_MAX: i64 = 1_000_000;
 
 /// The user that searches, and the server's knowledge of users and kernels that an expression needs.
+#[derive(Debug)]
 pub struct Searcher<'a> {
+    /// Caller that searches; unless it is root, conditions about other users' tasks, jobs and rules do not match.
     pub viewer: &'a Caller,
     /// Returns the id of the user with a name or number.
     pub uid_of: fn(&str) -> Option<u32>,
@@ -27,6 +29,7 @@ pub struct Searcher<'a> {
 }
 
 /// An SQL query that returns the inodes of files.
+#[derive(Debug)]
 pub struct InodeQuery {
     sql: String,
     values: Vec<Sql>,
@@ -35,6 +38,7 @@ pub struct InodeQuery {
 }
 
 impl InodeQuery {
+    /// Converts a search expression to a query for files that have a name. Fails for an unknown user or an unreadable file in it.
     pub fn new(tx: &Tx<'_>, searcher: &Searcher<'_>, expr: &Expr) -> Result<Self, Fault> {
         let mut query = Self {
             sql: String::new(),

@@ -43,13 +43,16 @@ const SCANNED: &str = "headers_after_zarr";
 /// A version whose header the server has to read.
 #[derive(Clone, Copy, Debug)]
 pub struct WantedHeader {
+    /// Id of the version's object; for a whole Zarr, of the version that represents it.
     pub object: u64,
+    /// Inode of the file that has the version.
     pub ino: u64,
 }
 
 /// Outcome of reading the header of a version.
 #[derive(Debug)]
 pub enum HeaderOutcome {
+    /// The header was read, and these are its facts.
     Read(Box<Facts>),
     /// The version has no readable header; with the reason.
     Unreadable(String),
@@ -71,6 +74,7 @@ impl HeaderWake {
         self.notify.notify_one();
     }
 
+    /// Waits until a version or a changed Zarr is queued; a signal since the last wait ends the wait at once.
     pub async fn woken(&self) {
         self.notify.notified().await;
     }

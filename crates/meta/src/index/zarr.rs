@@ -24,20 +24,25 @@ pub fn is_metadata(path: &[u8]) -> bool {
 /// A Zarr: its directory, and the metadata file that represents the directory.
 #[derive(Clone, Debug)]
 pub struct Zarr {
+    /// Inode of the topmost directory of the Zarr.
     pub directory: InodeRecord,
+    /// Inode of the metadata file in the directory, with which the database stores the facts about the Zarr.
     pub stands: InodeRecord,
 }
 
 /// Kind of a version whose header the server has to read.
+#[derive(Debug)]
 pub enum HeaderKind {
     /// A file with a header of its own.
     File,
     /// A metadata file in a directory that is not a Zarr yet.
     Nothing,
+    /// A metadata file in a directory of this Zarr.
     Zarr(Box<Zarr>),
 }
 
 impl Zarr {
+    /// Returns the version of the representing metadata file, for the queue of headers to read.
     pub fn wanted(&self) -> WantedHeader {
         WantedHeader {
             object: self.stands.object,

@@ -14,8 +14,11 @@ use tidemill_wire::v1::{self, State};
 /// A label in the form in which the outbox stores it.
 #[derive(Clone, Debug)]
 pub struct OutboxLabel {
+    /// Node that is to execute the label.
     pub node: NodeId,
+    /// Id of the label, which is also its key in the outbox.
     pub label: LabelId,
+    /// The task, objects or scrub on which the label works.
     pub work: LabelWork,
     body: Vec<u8>,
 }
@@ -30,10 +33,16 @@ pub enum LabelWork {
     /// The label makes a replica of this object.
     Copy(u64),
     /// The label reads objects of a scrub, with this object as the last one.
-    Verify { scrub: u64, last: Option<ObjectId> },
+    Verify {
+        /// Number of the scrub to which the label belongs.
+        scrub: u64,
+        /// Last object that the label reads, up to which the scrub has then created labels; `None` if the label reads no object.
+        last: Option<ObjectId>,
+    },
 }
 
 impl OutboxLabel {
+    /// Returns the form in which the outbox stores a label for this node; the label's body is encoded as protobuf.
     pub fn new(node: NodeId, label: &Label) -> Self {
         let work = match &label.operation {
             Operation::Analyse(analysis) => LabelWork::Task(analysis.task),

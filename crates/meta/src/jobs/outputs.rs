@@ -1,5 +1,5 @@
 //! Names of a task's outputs: the outputs get their names in the transaction that ends the task. Watchers of the namespace receive the
-//! changes (next: `server/src/names/changes.rs`).
+//! changes (next: `meta/src/changes.rs`).
 
 use super::data::{self, published};
 use super::output_paths::{Anchors, ExistingPath, split};
@@ -29,10 +29,15 @@ pub type OutputFiles = Vec<(OutputSpec, Placed)>;
 /// A task that succeeded, with the data for publishing its outputs.
 #[derive(Clone, Debug)]
 pub struct Publishing {
+    /// Job to which the task belongs, for messages and for names of outputs that can't have their path.
     pub job: JobId,
+    /// Task that the database records as the maker of the outputs.
     pub task: TaskId,
+    /// Label with which the task ran, still in the outbox; 0 for outputs whose parts are joined without a label.
     pub label: LabelId,
+    /// User and group that own the outputs, and whose rights are checked when the outputs get their names.
     pub owner: Owner,
+    /// Numeric ids of the owner's supplementary groups at the submission of the job.
     pub groups: Vec<u32>,
     /// Files that the task wrote, each with the specification of its output.
     pub outputs: OutputFiles,
@@ -42,6 +47,7 @@ pub struct Publishing {
     pub directories: Vec<OutputSpec>,
     /// Existing directories in which the job's outputs are created.
     pub anchors: Arc<Anchors>,
+    /// Time for which the outputs are kept; a fixed span begins when the outputs get their names.
     pub lifetime: Lifetime,
     /// Whether the outputs become new versions of existing files.
     pub replace: bool,

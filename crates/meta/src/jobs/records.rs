@@ -23,19 +23,26 @@ const RUNS_MAX: u32 = 10_000;
 /// Name, origin and submission time of a job.
 #[derive(Clone, Debug)]
 pub struct Heading {
+    /// Name of the job from its script.
     pub name: String,
+    /// File name of the job's script, for error messages and the list of jobs.
     pub source: String,
+    /// Working directory at the submission, to which relative paths in the script refer.
     pub workdir: String,
+    /// Text of the job's script, as submitted.
     pub script: String,
     /// Submission id of the job, if the client has sent one.
     pub submission_id: Option<String>,
+    /// Time at which the server received the job, in nanoseconds since the Unix epoch.
     pub submitted: i64,
 }
 
 /// Owner and settings of a job that has not ended.
 #[derive(Clone, Debug)]
 pub struct JobSettings {
+    /// Id of the job to which the settings belong.
     pub job: JobId,
+    /// User and group that submitted the job, and with whose rights its tasks run.
     pub owner: Owner,
     /// Supplementary group ids of the job's owner.
     pub groups: Vec<u32>,
@@ -50,11 +57,15 @@ pub struct JobSettings {
 /// A task with its state.
 #[derive(Clone, Debug)]
 pub struct TaskRow {
+    /// Id of the task, unique over all jobs.
     pub task: TaskId,
+    /// Description of the task: kernel, arguments, inputs, outputs and limits.
     pub spec: StoredTask,
+    /// Stored state of the task; `State::Unspecified` if the database has an unknown number.
     pub state: State,
     /// Label of the newest try.
     pub label: LabelId,
+    /// Number of tries, including the current one, without tries that ended by the loss of a node or the failure of an earlier label.
     pub tries: u32,
 }
 
@@ -372,33 +383,52 @@ pub fn delete(db: &Connection, job: JobId) -> Result<bool, Fault> {
 /// A job that ended before the database was lost, as far as the lineage records of nodes show it.
 #[derive(Debug)]
 pub struct EndedJob {
+    /// Id of the job before the loss, taken from the records of its tasks.
     pub job: JobId,
+    /// Replacement for the job's name, which the records of nodes do not have.
     pub name: String,
+    /// User id of the job's owner, from the record of one of its tasks.
     pub uid: u32,
+    /// Final state of the job: done if all recovered tasks succeeded, otherwise failed.
     pub state: State,
+    /// Earliest start of a recovered task, in nanoseconds since the Unix epoch; a substitute for the time of submission.
     pub submitted: i64,
+    /// Latest end of a recovered task, in nanoseconds since the Unix epoch.
     pub ended: i64,
 }
 
 /// A task that ended before the database was lost.
 #[derive(Debug)]
 pub struct EndedTask {
+    /// Id of the task before the loss.
     pub task: TaskId,
+    /// Id of the recovered job that contains the task.
     pub job: JobId,
     /// Description of the task, as JSON.
     pub spec: String,
+    /// Final state of the task: done or failed.
     pub state: State,
     /// Number of the change that ended the task.
     pub changed: u64,
+    /// Node that ran the task and recorded its end.
     pub node: NodeId,
+    /// Start of the run, in nanoseconds since the Unix epoch; also stored as the start of the kernel.
     pub start: i64,
+    /// End of the run, in nanoseconds since the Unix epoch.
     pub end: i64,
+    /// Number of bytes that the run read from all its inputs.
     pub read_bytes: u64,
+    /// Number of bytes that the run wrote to all its outputs.
     pub written_bytes: u64,
+    /// Number of bytes of inputs that the node fetched from other nodes for the run.
     pub transferred_bytes: u64,
+    /// Hash of the code of the kernel that ran, in hexadecimal.
     pub kernel_hash: String,
+    /// Reason for the failure of the task; empty if the task succeeded.
     pub error: String,
+    /// End of the text that the task wrote to its standard error.
     pub stderr: String,
+    /// End of the text that the task wrote to its standard output; empty if an output received the text.
     pub stdout: String,
 }
 

@@ -24,6 +24,7 @@ pub enum ResultSearch {
 /// A task with a cached result.
 #[derive(Debug)]
 pub struct CachedTask {
+    /// Last successful task with the key of the result; the outputs of this task can be reused.
     pub task: TaskId,
     /// Hash of the task's code.
     pub kernel_hash: String,

@@ -18,16 +18,21 @@ use tidemill_model::time::Span;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredTask {
     pub(crate) name: String,
+    /// Kind of the kernel, such as `native` or `pipeline`; empty for a task of a rebuilt database.
     pub kernel_kind: String,
+    /// Name of the kernel within its kind; for a pipeline, the text of the pipeline.
     pub kernel: String,
     pub(crate) args: Vec<String>,
     /// Kernels of the task's pipeline, in order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     stages: Vec<StoredStage>,
+    /// Inputs of the task in the order of the task's spec.
     pub inputs: Vec<StoredInput>,
+    /// Outputs of the task, in the order by which `StoredOrigin::Task` numbers them.
     pub outputs: Vec<StoredOutput>,
     stdin: Option<String>,
     stdout: Option<String>,
+    /// Number of the node on which the task must run; `None` if the script names no node.
     pub node: Option<u32>,
     retries: u32,
     time_ns_max: u64,
@@ -56,10 +61,14 @@ pub struct StoredTask {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoredShare {
+    /// The whole task that the script names.
     #[default]
     All,
+    /// A task instance, which runs on the node that stores its first input.
     Instance,
+    /// The join of the parts that task instances wrote into striped files; no kernel runs.
     Join,
+    /// The merge of the task instances' results by a kernel.
     Merge,
 }
 
@@ -113,10 +122,14 @@ enum StoredLifetime {
     AfterNs(u64),
 }
 
+/// An input of a task as stored in the database.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredInput {
+    /// Name of the input that the kernel sees.
     pub name: String,
+    /// Full path of the input in the namespace.
     pub path: String,
+    /// Origin of the input: an existing version, an awaited file, or an output of another task.
     pub origin: StoredOrigin,
     /// Selection of bytes of the input, in the text form of `Selection`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -126,16 +139,34 @@ pub struct StoredInput {
     pub streaming: bool,
 }
 
+/// Stored form of `Origin`, the origin of an input.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum StoredOrigin {
-    File { object: u64, node: u32, size: u64 },
+    /// A version that existed at the submission or was found for an awaited file since; the task reads exactly this version.
+    File {
+        /// Id of the version's object.
+        object: u64,
+        /// Number of the node that stored the version when the version was chosen.
+        node: u32,
+        /// Size of the version in bytes.
+        size: u64,
+    },
+    /// A file that did not exist when the job was submitted; the job waits until it exists.
     Awaited,
-    Task { task: u64, output: usize },
+    /// An output of another task of the same job.
+    Task {
+        /// Id of the task that writes the output.
+        task: u64,
+        /// Index of the output among the outputs of that task, from 0.
+        output: usize,
+    },
 }
 
+/// An output of a task as stored in the database.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredOutput {
+    /// Name of the output that the kernel writes; the name of a directory ends with a slash.
     pub name: String,
     pub(crate) path: String,
     pub(crate) ino: u64,
@@ -157,6 +188,7 @@ pub fn awaited_key(uid: u32, path: &str) -> String {
 }
 
 impl StoredTask {
+    /// Returns the stored form of a task; of the job's anchors, it contains those for the directories of the task's outputs.
     pub fn new(task: &TaskSpec, lifetime: Lifetime, anchors: &Anchors) -> Self {
         let directories = task.outputs.iter().map(|output| split(&output.path).0);
         let anchors = directories
@@ -259,6 +291,7 @@ impl StoredTask {
         outputs.any(|output| directory::is_directory(&output.name))
     }
 
+    /// Returns the time for which the task's outputs are kept.
     pub fn lifetime(&self) -> Lifetime {
         match self.lifetime {
             StoredLifetime::Keep => Lifetime::Keep,

@@ -52,6 +52,7 @@ pub struct Bursts {
 }
 
 impl Bursts {
+    /// Replaces the set of nodes in the burst tier.
     pub fn set(&self, nodes: BTreeSet<u32>) {
         if !nodes.is_empty() {
             self.any.store(true, Ordering::Relaxed);
@@ -64,6 +65,7 @@ impl Bursts {
         self.any.load(Ordering::Relaxed)
     }
 
+    /// Returns whether a node belongs to the burst tier, online or offline.
     pub fn has(&self, node: u32) -> bool {
         self.any() && self.nodes.read().contains(&node)
     }
@@ -81,14 +83,17 @@ impl Bursts {
         self.reserved.load(Ordering::Relaxed)
     }
 
+    /// Records that space in the tier has been reserved; the record stays until the end of the server.
     pub fn set_reserved(&self) {
         self.reserved.store(true, Ordering::Relaxed);
     }
 
+    /// Returns the present limits for stage-out, eviction and reservations.
     pub fn limits(&self) -> TierLimits {
         *self.limits.read()
     }
 
+    /// Replaces the limits for stage-out, eviction and reservations.
     pub fn set_limits(&self, limits: TierLimits) {
         *self.limits.write() = limits;
     }
@@ -318,7 +323,9 @@ pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
 /// A node of the burst tier, and the free bytes of the node's device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TierNode {
+    /// Number of the node.
     pub node: u32,
+    /// Number of free bytes of the node's device, as last reported by the node.
     pub bytes: u64,
     /// Capacity of the whole device in bytes.
     pub capacity: u64,

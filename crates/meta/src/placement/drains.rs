@@ -93,6 +93,7 @@ impl Leaving {
         self.moving.load(Ordering::Relaxed)
     }
 
+    /// Records that such versions may exist from now on, so that [`Self::moving`] returns true.
     pub fn set_moving(&self) {
         self.moving.store(true, Ordering::Relaxed);
     }

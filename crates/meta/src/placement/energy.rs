@@ -17,13 +17,19 @@ const GAP: Duration = Duration::from_secs(10);
 /// Facts from which a node's present power is computed.
 #[derive(Clone, Debug, Default)]
 pub struct PowerFacts {
+    /// Number of the node.
     pub node: u32,
+    /// Configured power of the node, from which its power is estimated when no meter reading is available.
     pub power: NodePower,
     /// Number of running kernels; `cores` is the number of the node's cores.
     pub running: u32,
+    /// Number of the node's cores, by which `running` is divided to estimate the load.
     pub cores: u32,
+    /// Whether the node is connected to the server.
     pub up: bool,
+    /// Whether the node is suspended.
     pub suspended: bool,
+    /// Whether the node is being resumed, for which its power at full load is assumed.
     pub resuming: bool,
     /// Reading of a power meter in thousandths of a watt, and the meter's name; `None` without a meter.
     pub measured: Option<(u64, String)>,
@@ -67,6 +73,7 @@ impl PowerFacts {
 }
 
 impl Energy {
+    /// Replaces the energy of all nodes in memory by the stored energy, after a restart of the server.
     pub fn restore(&self, db: &Connection) -> Result<(), Fault> {
         let sql = "SELECT node, microjoules, counted_ns, basis FROM energy";
         *self.drawn.lock() = rows(db, sql, [], |row| {
@@ -109,15 +116,18 @@ impl Energy {
         }
     }
 
+    /// Returns the energy that a node has consumed so far; `None` if its power was never known.
     pub fn of(&self, node: u32) -> Option<Drawn> {
         self.drawn.lock().get(&node).cloned()
     }
 
+    /// Returns the energy that each node has consumed so far, by the number of the node.
     pub fn all(&self) -> BTreeMap<u32, Drawn> {
         self.drawn.lock().clone()
     }
 }
 
+/// Stores the energy of these nodes in the table `energy`, where it replaces their earlier rows.
 pub fn keep(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
     let sql = "INSERT OR REPLACE INTO energy VALUES (?1, ?2, ?3, ?4)";
     for (node, drawn) in all {

@@ -47,7 +47,9 @@ pub const NOWHERE: u32 = u32::MAX;
 /// Request that a replica of an object leaves a node.
 #[derive(Clone, Copy, Debug)]
 pub struct Migration {
+    /// Node that the replica leaves; [`NOWHERE`] for a further replica.
     pub source: u32,
+    /// Node that must receive the new replica; `None` for any node.
     pub target: Option<u32>,
     /// Whether the replica has to leave its node, to any node that can take it.
     pub anywhere: bool,
@@ -56,9 +58,13 @@ pub struct Migration {
 /// A version's object that may migrate, with the node of its first replica and the nodes of its other replicas.
 #[derive(Debug)]
 pub struct Movable {
+    /// Id of the object.
     pub object: u64,
+    /// Node of the object's first replica.
     pub first: u32,
+    /// Size of the object in bytes.
     pub size: u64,
+    /// Nodes of the other replicas, including replicas that are being created.
     pub others: Vec<u32>,
 }
 

@@ -21,16 +21,21 @@ use tidemill_sched::reservation::{SpaceReservation, TierSpace};
 /// A space reservation that has not ended.
 #[derive(Clone, Copy, Debug)]
 pub struct ActiveReservation {
+    /// Number of the reservation, which is never reused.
     pub id: u64,
     /// Inode of the directory whose files use the reservation.
     pub ino: u64,
+    /// Node of the burst tier on which the space is reserved.
     pub node: u32,
+    /// Reserved bytes, the part of them that closed files use, and the number of files being written within the reservation.
     pub reservation: SpaceReservation,
     /// User that created the reservation.
     pub uid: u32,
     /// Whether the reservation counts towards the users' common limit.
     pub bounded: bool,
+    /// Start of the reservation, in nanoseconds since the Unix epoch.
     pub since: i64,
+    /// End of the reservation, in nanoseconds since the Unix epoch.
     pub until: i64,
 }
 

@@ -32,6 +32,7 @@ const LISTING: i64 = -1;
 #[derive(Clone, Copy, Debug)]
 pub struct ScrubPosition {
     id: i64,
+    /// Node that reads the objects.
     pub node: NodeId,
     listed: bool,
     idle: bool,
@@ -54,6 +55,7 @@ pub fn open(db: &Connection) -> Result<Vec<ScrubPosition>, Fault> {
 }
 
 impl ScrubPosition {
+    /// Returns the number of the scrub, which its labels contain.
     pub fn id(&self) -> u64 {
         self.id.cast_unsigned()
     }
@@ -99,7 +101,9 @@ pub fn labelled(db: &Connection, scrub: u64, last: Option<ObjectId>) -> Result<(
 /// Result of a label that read objects.
 #[derive(Clone, Debug, Default)]
 pub struct ScrubbedLabel {
+    /// Number of bytes that the node read and compared with hashes.
     pub bytes: u64,
+    /// Corrupt objects that the label found, each with a description of the corruption.
     pub corrupt: Vec<Corrupt>,
 }
 

@@ -51,6 +51,7 @@ pub struct Suspensions {
     any: AtomicBool,
     news: Notify,
     began: Instant,
+    /// Energy that the nodes have consumed.
     pub energy: Energy,
 }
 
@@ -75,6 +76,7 @@ impl Suspensions {
         Time(span(elapsed).0)
     }
 
+    /// Sets the time limits for suspending and resuming nodes, and with `automatic` prepares for nodes that are suspended when idle.
     pub fn configure(&self, limits: ElasticLimits, automatic: bool) {
         *self.limits.lock() = limits;
         self.any.fetch_or(automatic, Ordering::Relaxed);
@@ -146,6 +148,7 @@ impl Suspensions {
         }
     }
 
+    /// Checks the deadlines of all known nodes, because time has passed.
     pub fn tick(&self) {
         let known: Vec<u32> = self.known.lock().keys().copied().collect();
         for node in known {
@@ -153,10 +156,12 @@ impl Suspensions {
         }
     }
 
+    /// Returns the actions that the server must carry out, each with its node, in the order of their events, and clears the list.
     pub fn take_actions(&self) -> Vec<(u32, ElasticAction)> {
         std::mem::take(&mut *self.actions.lock())
     }
 
+    /// Applies an event to the state of a node, and records the reason why the node can't be suspended or resumed.
     pub fn trouble(&self, node: u32, event: ElasticEvent, why: String) {
         self.on(node, event);
         if let Some(known) = self.known.lock().get_mut(&node) {
@@ -169,6 +174,7 @@ impl Suspensions {
         self.trouble(node, ElasticEvent::Stays, why);
     }
 
+    /// Records the reason why a known node must stay active; an empty text means that nothing needs the node.
     pub fn needed(&self, node: u32, by: &str) {
         if let Some(known) = self.known.lock().get_mut(&node)
             && known.needed != by
@@ -199,6 +205,7 @@ impl Suspensions {
                 .unwrap_or(false)
     }
 
+    /// Returns whether a node is being resumed, including the pause after a failed attempt.
     pub fn is_resuming(&self, node: u32) -> bool {
         self.ask(node, |one, _| one.suspension.is_resuming())
             .unwrap_or(false)
@@ -214,21 +221,25 @@ impl Suspensions {
         suspended.map(|(&node, _)| node).collect()
     }
 
+    /// Returns the time for which no work has needed a node; `None` if the node is unknown or not active, or if work waits for it.
     pub fn unused(&self, node: u32) -> Option<Span> {
         let now = self.now();
         self.ask(node, |one, _| one.suspension.unused(now))
             .unwrap_or_default()
     }
 
+    /// Returns how often a node was resumed and the total time of resuming; zeros for an unknown node.
     pub fn learnt(&self, node: u32) -> Resumes {
         self.ask(node, |one, _| one.suspension.learnt())
             .unwrap_or_default()
     }
 
+    /// Returns the time at which a node was last suspended, in nanoseconds since the Unix epoch; 0 if the node was never suspended.
     pub fn since(&self, node: u32) -> i64 {
         self.ask(node, |one, _| one.since).unwrap_or_default()
     }
 
+    /// Returns the reason why a node can't be suspended or resumed; an empty text if no reason is known.
     pub fn why(&self, node: u32) -> String {
         self.ask(node, |one, _| one.trouble.clone())
             .unwrap_or_default()
@@ -273,9 +284,13 @@ impl Suspensions {
 /// Stored state of a node that is or was suspended.
 #[derive(Clone, Copy, Debug)]
 pub struct StoredElasticState {
+    /// Number of the node.
     pub node: u32,
+    /// Whether the node is suspended; `false` if it was suspended earlier and is active again.
     pub suspended: bool,
+    /// Time of the last suspension, in nanoseconds since the Unix epoch.
     pub since: i64,
+    /// Number of times that the node was resumed, and the total time of resuming.
     pub resumes: Resumes,
 }
 

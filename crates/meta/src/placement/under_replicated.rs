@@ -169,13 +169,17 @@ pub fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
 /// Facts of the database about a version that may lack replicas or has a requested migration.
 #[derive(Clone, Debug)]
 pub struct VersionFacts {
+    /// Size of the object in bytes.
     pub size: u64,
     /// Wanted number of replicas.
     pub wanted: usize,
     /// Whether the version was deleted and no longer belongs to a file.
     pub deleted: bool,
+    /// Inode of the file to which the version belongs or belonged.
     pub ino: u64,
+    /// Path of the file when the version was sealed, with a replacement for bytes that are not UTF-8.
     pub path: String,
+    /// Owner of the file; if the inode no longer exists, the user of the version, with group id 0.
     pub owner: Owner,
     /// Version that contains the object as a part; `None` if the object is a whole version.
     pub part: Option<PartOf>,
@@ -183,6 +187,7 @@ pub struct VersionFacts {
     pub staged_out: bool,
     /// Nodes with replicas, also with replicas in progress. The first entry is the first replica.
     pub holders: Vec<(NodeId, ReplicaState)>,
+    /// Requested migrations of the object to other nodes and requested additional replicas of the object.
     pub migrations: Vec<Migration>,
     /// Nodes that are about to remove the object.
     pub removing: Vec<u32>,
@@ -232,11 +237,21 @@ pub enum ReplicaFinding {
     /// The version has enough replicas, or no replicas are wanted any more.
     Enough,
     /// No replica can be created or removed now. `has` replicas are current (column `short.has`), which may be as many as possible.
-    Rest { has: i64, stored: bool },
+    Rest {
+        /// New value of the column `short.has`: number of current replicas, [`REPLICAS_MAX`] while a surplus stays, or [`MIGRATIONS`].
+        has: i64,
+        /// Whether nodes outside the burst tier have as many replicas as possible.
+        stored: bool,
+    },
     /// A replica with a requested migration must stay on its node.
     Stay,
     /// The replicas on the nodes `goes` are to be removed, and `first` is the node of the first replica afterwards.
-    Surplus { goes: Vec<NodeId>, first: NodeId },
+    Surplus {
+        /// Nodes whose replicas are to be removed.
+        goes: Vec<NodeId>,
+        /// Node of the first replica after the removal.
+        first: NodeId,
+    },
 }
 
 /// Stores a finding about the replicas of a version. Returns the change to announce to clients that use the version's file.

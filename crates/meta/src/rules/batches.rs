@@ -33,6 +33,7 @@ const STATES: [&str; 6] = ["open", "ending", "reducing", "done", "failed", "empt
 /// The batch to which new files of a hook are added.
 #[derive(Clone, Copy, Debug)]
 pub struct OpenBatch {
+    /// Number of the batch, counted from 1 for each hook.
     pub batch: u64,
     /// Whether the batch's marker was sealed.
     pub marked: bool,
@@ -126,6 +127,7 @@ pub fn files_written(db: &Connection, shared: &NamesShared) -> Result<Vec<(u64, 
 /// A closed batch whose files are all mapped.
 #[derive(Clone, Debug)]
 pub struct MappedBatch {
+    /// Number of the batch, counted from 1 for each hook.
     pub batch: u64,
     /// Paths and objects of the results of the map tasks, in the order of the files that were mapped.
     pub parts: Vec<(String, u64)>,

@@ -44,18 +44,25 @@ pub fn check_users(source: &str, rule: &mut Rule) -> Result<(), String> {
 /// A rule as stored in the database.
 #[derive(Clone, Debug)]
 pub struct StoredRule {
+    /// Number of the rule, which all revisions of the rule share.
     pub id: u64,
     /// Owner of the rule, with the owner's groups at the time of the rule's creation.
     pub owner: Caller,
+    /// Number of the present text of the rule: 1 at first, and one more after each replacement.
     pub revision: u64,
     /// Whether the rule runs for the files of all users, with the rights of the file's owner.
     pub for_all: bool,
+    /// Whether the rule is paused: its rule runs stay queued, and no jobs start.
     pub paused: bool,
+    /// Name of the rule's text in error messages.
     pub source: String,
+    /// Text of the rule, as the rule's owner wrote it.
     pub text: String,
+    /// Time of the present revision, in nanoseconds since the Unix epoch.
     pub changed: i64,
     /// Inode of the directory that has the rule as its attribute; 0 for a rule without such a directory.
     pub directory: u64,
+    /// Compiled form of the text, with which versions are compared.
     pub rule: Rule,
 }
 
@@ -91,6 +98,7 @@ impl Rules {
         self.any.load(Ordering::Acquire)
     }
 
+    /// Returns all rules as last read from the database.
     pub fn all(&self) -> Arc<Vec<Arc<StoredRule>>> {
         self.kept.read().clone()
     }
@@ -151,6 +159,7 @@ impl Rules {
         }
     }
 
+    /// Waits until the driver is woken; a wake-up before the call counts, too.
     pub async fn woken(&self) {
         self.woken.notified().await;
     }
@@ -160,6 +169,7 @@ impl Rules {
         self.marked.notify_one();
     }
 
+    /// Waits until a marker file was sealed; a marker file before the call counts, too.
     pub async fn woken_for_marker(&self) {
         self.marked.notified().await;
     }

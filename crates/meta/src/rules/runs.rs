@@ -60,6 +60,7 @@ stored_enum! {
 }
 
 impl MatchState {
+    /// All states with the names that commands and messages use for them.
     pub const ALL: [(Self, &str); 8] = [
         (Self::Queued, "queued"),
         (Self::Waiting, "waiting"),
@@ -76,6 +77,7 @@ impl MatchState {
         found.map_or("unknown", |(_, name)| name).to_owned()
     }
 
+    /// Returns the state with a name; `None` if no state has this name.
     pub fn called(name: &str) -> Option<Self> {
         let mut all = Self::ALL.iter();
         all.find(|(_, known)| *known == name)
@@ -161,10 +163,15 @@ pub(super) fn add_to_batch(
 /// A queued version that is to trigger a rule.
 #[derive(Clone, Debug)]
 pub struct RuleRun {
+    /// Number of the rule run.
     pub rule_run: u64,
+    /// Object id of the version that is to trigger the rule.
     pub object: u64,
+    /// Inode of the version's file.
     pub ino: u64,
+    /// Path of the file that matched the rule.
     pub path: String,
+    /// Number of earlier rule runs in the chain that led to the version; 0 if no job of a rule made the version.
     pub depth: u32,
     /// Node on which the version is still being written; `None` for a sealed version.
     pub node: Option<u32>,

@@ -1,4 +1,4 @@
-//! Messages to the nodes about revoked capabilities (next: `server/src/names/granted_capabilities.rs`).
+//! Messages to the nodes about revoked capabilities (next: `meta/src/granted_capabilities.rs`).
 
 use super::Cluster;
 use std::collections::BTreeMap;

@@ -976,7 +976,8 @@ mod tests {
             let sql = "INSERT INTO job(name, source, workdir, uid, gid, groups, policy, state, submitted, ended, script, \
                        cache, replacing) VALUES ('', '', '/', 7, 7, '[]', '', ?1, 0, 0, '', 0, 0)";
             for _ in 0..5 {
-                db.execute(sql, [records::state_number(State::Running)])?;
+                db.raw()
+                    .execute(sql, [records::state_number(State::Running)])?;
             }
             Ok(())
         };
@@ -992,7 +993,7 @@ mod tests {
         let ended = [records::state_number(State::Done)];
         let end = names
             .database()
-            .write(move |db| Ok(db.execute(end, ended)?));
+            .write(move |db| Ok(db.raw().execute(end, ended)?));
         end.await.unwrap();
         assert!(has_space(&names, 7).unwrap());
     }

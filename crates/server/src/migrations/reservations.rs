@@ -330,7 +330,8 @@ mod tests {
         let reserved = |uid: u32, mib: u64, days: i64| {
             let (shared, sites) = (names.shared().clone(), vec![site.clone()]);
             let reserved = names.database().write_blocking(move |db| {
-                db.execute("UPDATE inode SET mode = 511 WHERE ino = 1", [])?;
+                db.raw()
+                    .execute("UPDATE inode SET mode = 511 WHERE ino = 1", [])?;
                 let caller = Caller {
                     uid,
                     gid: uid,

@@ -90,7 +90,7 @@ impl Tier {
     }
 
     fn sql(&self, sql: String) {
-        let done = self.write(move |tx| Ok(tx.db.execute_batch(&sql)?));
+        let done = self.write(move |tx| Ok(tx.db.raw().execute_batch(&sql)?));
         done.unwrap();
     }
 
@@ -265,7 +265,7 @@ fn version_whose_stored_replica_is_lost_is_staged_out_again() {
             assert_eq!(tier.stage_out(0).objects, u64::from(!twice), "{what}");
             let looked = tier.write(|tx| {
                 let sql = "SELECT count(*) FROM short WHERE has > 0";
-                Ok(tx.db.query_row(sql, [], |row| row.get::<_, i64>(0))?)
+                Ok(tx.db.raw().query_row(sql, [], |row| row.get::<_, i64>(0))?)
             });
             assert_eq!(looked.unwrap(), 1, "{what}");
         }

@@ -472,6 +472,7 @@ mod tests {
             let left = "SELECT (SELECT count(*) FROM inode), (SELECT count(*) FROM workspace)";
             let left: (u32, u32) = tx
                 .db
+                .raw()
                 .query_row(left, [], |row| Ok((row.get(0)?, row.get(1)?)))?;
             assert_eq!(left, (2, 0), "the root and /workspaces");
             Ok(())
@@ -516,7 +517,7 @@ mod tests {
             Some(clock::now_ns() + day),
         ] {
             let old = "UPDATE workspace_member SET until = 1";
-            at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+            at(&names, 0, move |tx| Ok(tx.db.raw().execute(old, [])?));
             once(&names, &mut last).await.unwrap();
             once(&names, &mut last).await.unwrap();
             let listed = at(&names, 0, |tx| tx.workspaces_shown());
@@ -524,7 +525,7 @@ mod tests {
         }
         // Lease holders are removed if the server listened.
         let old = "UPDATE workspace_member SET until = 1";
-        at(&names, 0, move |tx| Ok(tx.db.execute(old, [])?));
+        at(&names, 0, move |tx| Ok(tx.db.raw().execute(old, [])?));
         once(&names, &mut Some(clock::now_ns() - SECOND_NS))
             .await
             .unwrap();

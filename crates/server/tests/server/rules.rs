@@ -64,11 +64,11 @@ async fn hooks_in_text_are_created_once_and_only_if_all_are_valid() {
     let long = "#".repeat((256 << 10) + 1);
     let refused = write_hooks(client, &long, false).await.errors;
     assert!(refused[0].contains("split it"), "{refused:?}");
-    let listed = client.rules().list(v1::ListRulesRequest {
+    let own = v1::ListRulesRequest {
         credentials: Some(user(OWNER)),
         name: String::new(),
-    });
-    let rules = listed.await.unwrap().into_inner().rules;
+    };
+    let rules = client.rules().list(own).await.unwrap().into_inner().rules;
     assert_eq!(rules.len(), 1);
     assert_eq!(rules[0].revision, 1);
     let section = &rules[0].hook.as_ref().unwrap().section;

@@ -257,7 +257,7 @@ pub fn body_of(db: &Connection, object: u64) -> Result<String, Fault> {
     Ok(statement.query_row([object.cast_signed()], |row| row.get(0))?)
 }
 
-/// Returns the number of headers that are still to be read, at most [`UNREAD_MAX`].
+/// Returns the number of headers that are still to be read, at most `UNREAD_MAX`.
 pub fn count_unread(db: &Connection) -> Result<u64, Fault> {
     let sql = "SELECT count(*) FROM (SELECT 1 FROM header WHERE state <= 1 LIMIT ?1)";
     let mut statement = db.sql.prepare_cached(sql)?;

@@ -1,7 +1,7 @@
 //! Model of the flash device of a node, which estimates the effect of the node's writes on a device of its capacity. The module reads the
 //! database and keeps one snapshot file.
 //!
-//! The node reports writes and removals by appending events to a list. Once per status period the events are added to a [`FlashLedger`],
+//! The node reports writes and removals by appending events to a list. Once per status period the events are added to a `FlashLedger`,
 //! whose report is part of the status object. So no writer waits for the model. A snapshot in the directory preserves the wear over restarts.
 //! The snapshot is only bookkeeping: if it is missing or corrupt, the model restarts from the objects in the database, and nothing else
 //! depends on it. `docs/formats-node.md` defines its layout and the counted writes.

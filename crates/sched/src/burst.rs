@@ -41,7 +41,7 @@ pub struct TierLimits {
     pub pass: bool,
     /// Share of a node's capacity, in percent, that all reservations of users together may take ([`crate::reservation`]).
     pub reserve: u8,
-    /// Share of a node's processors, in percent, that maps of hooks leave to writers on the node ([`share`]); 0: maps do not wait.
+    /// Percentage of a node's processors that maps of hooks leave to writers ([`tidemill_model::processor_share`]); 0: maps do not wait.
     pub share: u8,
 }
 

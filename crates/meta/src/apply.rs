@@ -29,7 +29,7 @@ pub fn only_reads(op: &v1::NameOp) -> bool {
 
 impl Tx<'_> {
     /// Executes operations until an operation fails, or until the request's budget is used up.
-    pub fn apply_all(
+    pub(crate) fn apply_all(
         &mut self,
         ops: &[v1::NameOp],
         reading: bool,

@@ -66,7 +66,7 @@ impl Tx<'_> {
     }
 
     /// Changes attributes in the record of an inode; the caller writes the record to the database.
-    pub fn change_attributes(
+    pub(crate) fn change_attributes(
         &mut self,
         vnode: &mut InodeRecord,
         op: &v1::SetAttr,
@@ -286,7 +286,7 @@ impl Tx<'_> {
     }
 
     /// Lists only stored attributes, since `cp -a` and `rsync -X` must not try to copy the attributes that the cluster computes.
-    pub fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
+    pub(crate) fn list_xattr(&self, op: &v1::ListXattr) -> Result<Answer, Fault> {
         let vnode = self.reach(op.ino)?;
         let mut names = names_of(self.db, vnode.ino)?;
         names.retain(|name| self.caller.uid == 0 || !name.starts_with(TRUSTED));

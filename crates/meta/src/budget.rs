@@ -54,7 +54,7 @@ impl Budget {
     }
 
     /// Returns a budget without limits, for the server's own work, which is limited in other ways.
-    pub fn unbounded() -> Self {
+    pub(crate) fn unbounded() -> Self {
         Self {
             bytes: Cell::new(usize::MAX),
             look_ups: Cell::new(u64::MAX),
@@ -156,7 +156,7 @@ impl AccessLimits {
     }
 
     /// Waits as [`Self::take`] does, for threads outside the runtime.
-    pub fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
+    pub(crate) fn take_blocking(self: &Arc<Self>, caller: &Caller) -> Option<BudgetTurn> {
         if caller.administrator {
             return None;
         }

@@ -362,7 +362,7 @@ impl Database {
     }
 
     /// Waits as [`Self::synced`] does, for threads outside the runtime.
-    pub fn synced_here(&self) -> Result<(), Fault> {
+    pub(crate) fn synced_here(&self) -> Result<(), Fault> {
         self.write_here(true, |_| Ok(()))?.on_disk
     }
 
@@ -422,7 +422,7 @@ impl Database {
     }
 
     /// Reads as [`Self::read_for`] does, for threads outside the runtime.
-    pub fn read_for_blocking<T>(
+    pub(crate) fn read_for_blocking<T>(
         &self,
         caller: &Caller,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,

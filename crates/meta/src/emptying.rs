@@ -10,7 +10,7 @@ const EMPTIED_MAX: usize = 100_000;
 
 /// An entry below a directory that is emptied.
 #[derive(Debug)]
-pub struct Descendant {
+pub(crate) struct Descendant {
     parent: u64,
     name: Vec<u8>,
     directory: bool,
@@ -18,7 +18,7 @@ pub struct Descendant {
 
 impl Tx<'_> {
     /// Returns all entries below a directory if the caller may remove all of them. The content of each directory precedes the directory.
-    pub fn to_be_emptied(&self, top: &InodeRecord) -> Result<Vec<Descendant>, Fault> {
+    pub(crate) fn to_be_emptied(&self, top: &InodeRecord) -> Result<Vec<Descendant>, Fault> {
         let mut all = Vec::new();
         let mut directories = vec![top.clone()];
         while let Some(above) = directories.pop() {

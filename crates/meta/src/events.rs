@@ -135,7 +135,7 @@ impl Tx<'_> {
     }
 
     /// Records a file event for a file or directory that received a name in a directory, and queues it for the rules that match.
-    pub fn arrived_in(
+    pub(crate) fn arrived_in(
         &self,
         vnode: &InodeRecord,
         directory: u64,

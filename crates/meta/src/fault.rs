@@ -228,7 +228,7 @@ impl Fault {
     }
 
     /// Returns the same fault, or `TooMuch` if SQLite interrupted a statement of the request because it took too long.
-    pub fn unless_interrupted(self) -> Self {
+    pub(crate) fn unless_interrupted(self) -> Self {
         match self {
             Self::Database(error)
                 if error.sqlite_error_code() == Some(rusqlite::ErrorCode::OperationInterrupted) =>

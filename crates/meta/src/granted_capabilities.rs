@@ -54,7 +54,7 @@ impl GrantedCapabilities {
     }
 
     /// Revokes the capabilities for a file whose permissions have changed. Every later request is answered with the new permissions.
-    pub fn on_rights_changed(&self, ino: u64) {
+    pub(crate) fn on_rights_changed(&self, ino: u64) {
         let mut files = self.files.lock();
         self.changes.fetch_add(1, Ordering::Release);
         let Some(granted) = files.remove(&ino) else {

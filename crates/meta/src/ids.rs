@@ -172,7 +172,7 @@ impl Tx<'_> {
     }
 
     /// Returns the inode id of a request if the client may use the id; returns a new id if the request has none.
-    pub fn checked_inode(&self, ino: u64) -> Result<u64, Fault> {
+    pub(crate) fn checked_inode(&self, ino: u64) -> Result<u64, Fault> {
         if ino == 0 {
             return reserve(self.db, "inode", 1);
         }
@@ -190,7 +190,7 @@ impl Tx<'_> {
     }
 
     /// Fails if the client has not reserved an object id, or if the id is already used.
-    pub fn check_object(&self, object: u64) -> Result<(), Fault> {
+    pub(crate) fn check_object(&self, object: u64) -> Result<(), Fault> {
         let fine = if self.caller.administrator {
             object != 0 && object < next(self.db, "object")?
         } else {

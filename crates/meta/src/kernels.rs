@@ -64,7 +64,7 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, InodeRecord), 
 
 impl Tx<'_> {
     /// Fails if the caller would create another user's entry in the directory of all users' kernels.
-    pub fn check_own_place(&self, parent: u64, name: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn check_own_place(&self, parent: u64, name: &[u8]) -> Result<(), Fault> {
         let uid = self.caller.uid;
         if parent != self.shared.kernels_directory()
             || uid == 0

@@ -133,7 +133,7 @@ impl Tx<'_> {
     }
 
     /// Returns whether several mounts write a file.
-    pub fn is_multi_writer(&self, vnode: &InodeRecord) -> Result<bool, Fault> {
+    pub(crate) fn is_multi_writer(&self, vnode: &InodeRecord) -> Result<bool, Fault> {
         Ok(vnode.writing != 0 && self.shared.parts() && is_written(self.db, vnode.writing)?)
     }
 
@@ -190,7 +190,7 @@ impl Tx<'_> {
     }
 
     /// Adds another mount to the writers of a version.
-    pub fn join_multi_writer(
+    pub(crate) fn join_multi_writer(
         &mut self,
         vnode: &InodeRecord,
         op: &v1::NewVersion,
@@ -235,7 +235,7 @@ impl Tx<'_> {
     }
 
     /// Returns the answer with a capability to write a part.
-    pub fn opened_multi_writer(
+    pub(crate) fn opened_multi_writer(
         &self,
         vnode: &InodeRecord,
         member: &WriterPart,
@@ -299,7 +299,7 @@ impl Tx<'_> {
     }
 
     /// Answers [`v1::Publications`]: the publications of a version since the caller's last request.
-    pub fn read_publications(&self, op: &v1::Publications) -> Result<Answer, Fault> {
+    pub(crate) fn read_publications(&self, op: &v1::Publications) -> Result<Answer, Fault> {
         let mount = self.need_mount().is_ok();
         let vnode = match mount {
             true => InodeRecord::get(self.db, op.ino)?,
@@ -343,7 +343,7 @@ impl Tx<'_> {
     }
 
     /// Returns the present state of the version that several mounts write, for reading.
-    pub fn opened_written(&self, vnode: &InodeRecord) -> Result<Answer, Fault> {
+    pub(crate) fn opened_written(&self, vnode: &InodeRecord) -> Result<Answer, Fault> {
         let reported = self.published(vnode, vnode.writing, 0, None)?;
         Ok(Answer::Opened(v1::Opened {
             attr: Some(vnode.attr()),
@@ -550,7 +550,7 @@ impl Tx<'_> {
     }
 
     /// Returns whether an object is or was a part of a version that several mounts write, and is no longer being written.
-    pub fn was_member(&self, object: u64) -> Result<bool, Fault> {
+    pub(crate) fn was_member(&self, object: u64) -> Result<bool, Fault> {
         let sql = "SELECT 1 FROM part CROSS JOIN layout ON layout.object = part.object WHERE part = ?1 AND unit = 0";
         let mut statement = self.db.sql.prepare_cached(sql)?;
         Ok(self.shared.parts() && statement.exists([object.cast_signed()])?)
@@ -558,7 +558,7 @@ impl Tx<'_> {
 
     /// Returns the writer's part for an object that is to be sealed, if several mounts write its version. The seal may contain the first
     /// publications of a writer that has published nothing so far.
-    pub fn member_to_seal(&mut self, op: &v1::Seal) -> Result<Option<WriterPart>, Fault> {
+    pub(crate) fn member_to_seal(&mut self, op: &v1::Seal) -> Result<Option<WriterPart>, Fault> {
         let member = self.member(op.object)?;
         if member.is_some() || op.publications.is_empty() || op.base.is_none() {
             return Ok(member);
@@ -571,7 +571,7 @@ impl Tx<'_> {
     }
 
     /// Seals a part whose bytes are all stored. The seal of the last part also seals the version.
-    pub fn seal_multi_writer(
+    pub(crate) fn seal_multi_writer(
         &mut self,
         op: &v1::Seal,
         member: &WriterPart,
@@ -597,7 +597,7 @@ impl Tx<'_> {
 
     /// Aborts a part that will not be sealed. Bytes that were published in the part become holes. A part without publications is removed
     /// only by the seal of the last part, since mounts identify the later parts by their numbers.
-    pub fn abandon_multi_writer(
+    pub(crate) fn abandon_multi_writer(
         &mut self,
         op: &v1::Abandon,
         member: &WriterPart,

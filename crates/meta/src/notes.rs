@@ -53,7 +53,7 @@ pub fn copied(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
 }
 
 /// Records that all nodes need a note about an inode.
-pub fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
+pub(crate) fn changed_for_all(db: &Connection, ino: u64) -> Result<(), Fault> {
     changed_at(db, ALL, ino)
 }
 
@@ -69,7 +69,7 @@ impl Tx<'_> {
     }
 
     /// Requests notes to all nodes about a file that now has an object: so far all nodes stored notes about it, from now on one node does.
-    pub fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
+    pub(crate) fn note_for_all(&self, ino: u64) -> Result<(), Fault> {
         changed_for_all(self.db, ino)
     }
 }

@@ -123,7 +123,7 @@ impl Tx<'_> {
     /// Ends the unfinished versions on a node of the memory tier that has lost its memory. A file with a sealed version keeps that version.
     /// A file without a sealed version receives the lost version, without bytes, so that no reader mistakes the file for an empty file; the
     /// function that records the lost versions of the node also finds this version. Returns the number of unfinished versions.
-    pub fn lose_writing(&mut self, node: u32) -> Result<u64, Fault> {
+    pub(crate) fn lose_writing(&mut self, node: u32) -> Result<u64, Fault> {
         let mut statement = self
             .db
             .sql

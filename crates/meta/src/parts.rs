@@ -28,7 +28,7 @@ const LET_GO_MAX: usize = 256;
 impl Tx<'_> {
     /// Returns the striping of a new version of a file in a directory: the requested striping, else the directory's, else that of the
     /// file's previous version; `None` for a version that is one object.
-    pub fn stripes_wanted(
+    pub(crate) fn stripes_wanted(
         &self,
         (asked, node): (Option<&v1::Stripes>, Option<u32>),
         dir: impl FnOnce() -> Result<InodeRecord, Fault>,
@@ -66,7 +66,12 @@ impl Tx<'_> {
     }
 
     /// Creates the parts of a version that is about to be written. Returns the node of the version's own object, which is `NO_NODE`.
-    pub fn begin_parts(&self, ino: u64, object: u64, stripes: Stripes) -> Result<i64, Fault> {
+    pub(crate) fn begin_parts(
+        &self,
+        ino: u64,
+        object: u64,
+        stripes: Stripes,
+    ) -> Result<i64, Fault> {
         self.shared.set_parts();
         let spaces = self.shared.spaces();
         let nodes = layout::place_stripes(Inode(ino), stripes.width, &spaces.store);
@@ -85,7 +90,7 @@ impl Tx<'_> {
     }
 
     /// Makes sealed objects the parts of a version.
-    pub fn lay_out(&self, object: ObjectId, striped: &StripedLayout) -> Result<(), Fault> {
+    pub(crate) fn lay_out(&self, object: ObjectId, striped: &StripedLayout) -> Result<(), Fault> {
         self.shared.set_parts();
         insert_layout(self.db, object.0, striped.unit, 0)?;
         for (index, part) in (0_u32..).zip(&striped.parts) {
@@ -102,7 +107,7 @@ impl Tx<'_> {
 
     /// Returns the layout of a version for a client, with capabilities for the parts; `None` for a version that is one object. With
     /// `corrupt`, the layout includes the corrupt replicas of parts without an intact replica.
-    pub fn opened_parts(
+    pub(crate) fn opened_parts(
         &self,
         vnode: &InodeRecord,
         object: u64,
@@ -146,7 +151,7 @@ impl Tx<'_> {
     }
 
     /// Records the sizes of the parts of an unfinished version; returns the size of the file in bytes.
-    pub fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
+    pub(crate) fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
         let Some((unit, parts)) = parts(self.db, object)? else {
             return Err(Fault::Stale(object));
         };
@@ -165,7 +170,7 @@ impl Tx<'_> {
 
     /// Seals one part of an unfinished version whose writer is no longer alive. Returns the version, and the sizes of all parts if all
     /// parts are sealed.
-    pub fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
+    pub(crate) fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
         let Some(version) = version_of(self.db, part)? else {
             return Ok(None);
         };
@@ -176,7 +181,7 @@ impl Tx<'_> {
     }
 
     /// Returns the layout of a version: the nodes and replicas of each part.
-    pub fn layout_of(&self, vnode: &InodeRecord) -> Result<Layout, Fault> {
+    pub(crate) fn layout_of(&self, vnode: &InodeRecord) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
             let others = replicas::others(self.db, part.object.0)?.into_iter();
             let first = &mut part.replicas[0];
@@ -218,7 +223,7 @@ impl Tx<'_> {
     }
 
     /// Returns the striping of a file in the notation of the directory attribute; `None` if the file is not striped.
-    pub fn stripes_of(&self, vnode: &InodeRecord) -> Result<Option<String>, Fault> {
+    pub(crate) fn stripes_of(&self, vnode: &InodeRecord) -> Result<Option<String>, Fault> {
         let parts = parts(self.db, vnode.object)?.filter(|(unit, _)| *unit > 0);
         Ok(parts.map(|(unit, parts)| {
             let width = parts.len();

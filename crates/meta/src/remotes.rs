@@ -100,7 +100,7 @@ pub fn within(directory: &str, path: &str) -> bool {
 }
 
 /// Whether a path is in an attached directory whose store, on that node, is read-only.
-pub fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
+pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bool, Fault> {
     let path = String::from_utf8_lossy(path);
     let nodes = read_only_nodes(db, &path)?;
     Ok(nodes.into_iter().any(|one| i64::from(one) == node))

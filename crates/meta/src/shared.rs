@@ -193,14 +193,14 @@ impl NamesShared {
     }
 
     /// Signs as [`Self::sign`] does, for an ordinary user: the capability is revoked if the permissions of the file change.
-    pub fn grant(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
+    pub(crate) fn grant(&self, ino: u64, node: u32, object: u64, rights: u32, uid: u32) -> Vec<u8> {
         let right = self.sign(node, object, rights, uid);
         self.on_granted(ino, node, object);
         right
     }
 
     /// Signs as [`Self::sign_to_write`] does, for an ordinary user: the capability is revoked if the permissions of the file change.
-    pub fn grant_to_write(
+    pub(crate) fn grant_to_write(
         &self,
         node: u32,
         object: u64,
@@ -274,7 +274,7 @@ impl NamesShared {
     }
 
     /// Returns whether any directory has an attribute that selects a node.
-    pub fn directory_nodes(&self) -> bool {
+    pub(crate) fn directory_nodes(&self) -> bool {
         self.directory_nodes.load(Ordering::Relaxed)
     }
 
@@ -283,7 +283,7 @@ impl NamesShared {
     }
 
     /// Returns whether any directory has an attribute that sets the number of replicas.
-    pub fn directory_replicas(&self) -> bool {
+    pub(crate) fn directory_replicas(&self) -> bool {
         self.directory_replicas.load(Ordering::Relaxed)
     }
 
@@ -292,7 +292,7 @@ impl NamesShared {
     }
 
     /// Returns whether any directory has an attribute that sets stripes.
-    pub fn directory_stripes(&self) -> bool {
+    pub(crate) fn directory_stripes(&self) -> bool {
         self.directory_stripes.load(Ordering::Relaxed)
     }
 
@@ -301,7 +301,7 @@ impl NamesShared {
     }
 
     /// Returns whether any directory has an attribute that selects a tier.
-    pub fn directory_tiers(&self) -> bool {
+    pub(crate) fn directory_tiers(&self) -> bool {
         self.directory_tiers.load(Ordering::Relaxed)
     }
 
@@ -310,7 +310,7 @@ impl NamesShared {
     }
 
     /// Counts a version that was requested in memory and is placed elsewhere.
-    pub fn on_overflowed(&self) {
+    pub(crate) fn on_overflowed(&self) {
         self.overflowed.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -397,7 +397,7 @@ impl NamesShared {
     }
 
     /// Returns the inode of the directory of users' kernels; 0 if the directory does not exist.
-    pub fn kernels_directory(&self) -> u64 {
+    pub(crate) fn kernels_directory(&self) -> u64 {
         self.kernels_directory.load(Ordering::Relaxed)
     }
 
@@ -477,7 +477,7 @@ impl NamesShared {
     }
 
     /// Returns whether any mount uses the inode.
-    pub fn inode_held(&self, ino: u64) -> bool {
+    pub(crate) fn inode_held(&self, ino: u64) -> bool {
         self.holds.lock().inodes.contains_key(&ino)
     }
 

@@ -82,7 +82,7 @@ pub fn check_name(name: &[u8]) -> Result<(), Fault> {
 }
 
 /// Fails if `name` is reserved in the directory `parent` for the control directory of mounts.
-pub fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
+pub(crate) fn check_free(parent: u64, name: &[u8]) -> Result<(), Fault> {
     if parent == Inode::ROOT.0 && control::is_reserved(name) {
         return Err(Fault::Reserved(shown(name)));
     }
@@ -181,7 +181,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns a directory if the caller can reach it and has the permissions `want`.
-    pub fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<InodeRecord, Fault> {
+    pub(crate) fn reach_dir(&self, ino: u64, want: u32, name: &[u8]) -> Result<InodeRecord, Fault> {
         let vnode = self.reach(ino)?;
         self.need_dir(&vnode, want, name)?;
         Ok(vnode)
@@ -198,7 +198,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns a directory if the caller may create and remove entries in the directory.
-    pub fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<InodeRecord, Fault> {
+    pub(crate) fn writable_dir(&self, ino: u64, name: &[u8]) -> Result<InodeRecord, Fault> {
         self.writable(self.reach(ino)?, name)
     }
 
@@ -317,7 +317,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the node that the attribute of a directory or of its nearest ancestor with the attribute selects.
-    pub fn directory_node(&self, dir: &InodeRecord) -> Result<Option<u32>, Fault> {
+    pub(crate) fn directory_node(&self, dir: &InodeRecord) -> Result<Option<u32>, Fault> {
         if !self.shared.directory_nodes() {
             return Ok(None);
         }
@@ -325,7 +325,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the value of an attribute of a directory, or of its nearest ancestor with the attribute; `None` if the value is invalid.
-    pub fn directory_attribute<T: FromStr>(
+    pub(crate) fn directory_attribute<T: FromStr>(
         &self,
         dir: &InodeRecord,
         name: &[u8],
@@ -348,7 +348,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Records that a directory entry was created or removed, or refers to another inode.
-    pub fn changed_entry(&mut self, parent: u64, name: &[u8]) {
+    pub(crate) fn changed_entry(&mut self, parent: u64, name: &[u8]) {
         self.changes.push(Change::Entry(parent, name.to_vec()));
         self.changes.push(Change::Vnode(parent));
     }
@@ -366,7 +366,7 @@ impl<'a> Tx<'a> {
     }
 
     /// Returns the path of a directory entry for an error message, if the caller may see the path.
-    pub fn called_in(&self, directory: u64, name: &[u8]) -> String {
+    pub(crate) fn called_in(&self, directory: u64, name: &[u8]) -> String {
         let path = self.seen_path(directory).unwrap_or_default();
         let path = path.trim_end_matches('/');
         if path.is_empty() && directory != Inode::ROOT.0 {
@@ -384,12 +384,12 @@ impl<'a> Tx<'a> {
     }
 
     /// Fails unless the caller has read permission on an inode.
-    pub fn need_read(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn need_read(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, READ)
     }
 
     /// Fails unless the caller has write permission on an inode.
-    pub fn need_write(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn need_write(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.need_here(vnode, WRITE)
     }
 }

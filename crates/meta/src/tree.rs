@@ -254,7 +254,7 @@ impl Tx<'_> {
     }
 
     /// Adds an entry to a directory and updates the directory's times.
-    pub fn add_entry(
+    pub(crate) fn add_entry(
         &mut self,
         mut parent: InodeRecord,
         name: &[u8],

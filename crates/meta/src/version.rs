@@ -270,7 +270,7 @@ impl Tx<'_> {
     }
 
     /// Returns a capability as [`Self::right`] does, to write an object: with the attributes that its node records at the seal.
-    pub fn right_to_write(
+    pub(crate) fn right_to_write(
         &self,
         vnode: &InodeRecord,
         node: u32,
@@ -642,7 +642,12 @@ impl Tx<'_> {
     }
 
     /// Records a version of a file for lineage. The row remains when the version's bytes are deleted.
-    pub fn record_version(&self, vnode: &InodeRecord, uid: u32, task: u64) -> Result<(), Fault> {
+    pub(crate) fn record_version(
+        &self,
+        vnode: &InodeRecord,
+        uid: u32,
+        task: u64,
+    ) -> Result<(), Fault> {
         let wanted = self.replicas_wanted(vnode, "")?;
         self.record_replicas(vnode, uid, task, wanted)
     }
@@ -776,7 +781,7 @@ impl Tx<'_> {
     }
 
     /// Removes an inode without names, unless a client still has the file open.
-    pub fn purge_if_orphan(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn purge_if_orphan(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.nlink > 0 || vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             return Ok(());
         }
@@ -820,14 +825,14 @@ impl Tx<'_> {
     }
 
     /// Sets the path of a sealed version to the present path of its file.
-    pub fn rename_version(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn rename_version(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
         let sql = "UPDATE version SET path = ?2 WHERE object = ?1";
         query::execute(self.db, sql, params![vnode.object.cast_signed(), path])
     }
 
     /// Removes files without names after a mount has disconnected for good and no other client has the files open.
-    pub fn purge_orphans(&self) -> Result<usize, Fault> {
+    pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
         let mut purged = 0;
         for ino in tree::orphans(self.db)? {
             if let Some(vnode) = InodeRecord::find(self.db, ino)? {

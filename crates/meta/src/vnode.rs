@@ -150,7 +150,7 @@ impl InodeRecord {
     }
 
     /// Reads an inode record from a row of a query built with `select_vnodes`.
-    pub fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
+    pub(crate) fn from_row(row: &Row<'_>) -> rusqlite::Result<Self> {
         let long = |at: usize| unsigned(row, at);
         let kind: i32 = row.get(1)?;
         Ok(Self {

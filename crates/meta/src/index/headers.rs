@@ -107,7 +107,7 @@ fn by_name(path: &[u8]) -> bool {
 impl Tx<'_> {
     /// Queues the present version of a file with this name or path, if the path has the extension of a scientific file. The header is read
     /// after the transaction.
-    pub fn want_header(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn want_header(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         if !by_name(path) || vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
         }
@@ -199,7 +199,7 @@ pub fn is_read(db: &Connection, object: u64) -> Result<bool, Fault> {
 }
 
 /// Queues a Zarr to be read, possibly again. Its stored facts are deleted, and the result of a read in progress is discarded.
-pub fn read_again(db: &Connection, wake: &HeaderWake, zarr: &Zarr) -> Result<(), Fault> {
+pub(crate) fn read_again(db: &Connection, wake: &HeaderWake, zarr: &Zarr) -> Result<(), Fault> {
     queue(db, zarr)?;
     let mut changed = wake.changed.lock();
     if changed.len() >= CHANGED_MAX {

@@ -115,7 +115,7 @@ fn representative_of(
 
 impl Tx<'_> {
     /// Queues a Zarr to be read again after a file or directory in the Zarr has been renamed, created or deleted.
-    pub fn changes_zarr(
+    pub(crate) fn changes_zarr(
         &self,
         directory: u64,
         name: &[u8],
@@ -128,7 +128,7 @@ impl Tx<'_> {
     }
 
     /// Queues a Zarr to be read again after permissions of a file or directory in the Zarr have changed.
-    pub fn changes_zarr_rights(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn changes_zarr_rights(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if vnode.is_dir() {
             return self.read_zarr_again(vnode.ino);
         }

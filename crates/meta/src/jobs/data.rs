@@ -52,7 +52,11 @@ pub fn output_files(db: &Connection, task: TaskId) -> Result<Vec<(OutputSpec, Pl
 }
 
 /// Returns the object of one output of a task, counted from 0; `None` if the task has not written the output.
-pub fn output_object(db: &Connection, task: TaskId, output: usize) -> Result<Option<u64>, Fault> {
+pub(crate) fn output_object(
+    db: &Connection,
+    task: TaskId,
+    output: usize,
+) -> Result<Option<u64>, Fault> {
     let sql = "SELECT object FROM task_output WHERE task = ?1 ORDER BY seq LIMIT 1 OFFSET ?2";
     let output = i64::try_from(output).unwrap_or(i64::MAX);
     Ok(find(db, sql, [task.0.cast_signed(), output], |row| {

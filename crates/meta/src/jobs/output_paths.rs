@@ -86,7 +86,7 @@ pub fn anchors<'a>(
 
 impl Tx<'_> {
     /// Returns the directory of an output, and the inode that has the output's name now.
-    pub fn output_way(
+    pub(crate) fn output_way(
         &self,
         anchors: &Anchors,
         path: &str,
@@ -184,7 +184,7 @@ impl Tx<'_> {
     }
 
     /// Creates the missing directories of a path, owned by the job's owner; returns the last directory.
-    pub fn make_missing(
+    pub(crate) fn make_missing(
         &mut self,
         way: ExistingPath,
         (uid, gid): (u32, u32),

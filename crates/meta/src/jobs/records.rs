@@ -78,7 +78,7 @@ pub fn state_number(state: State) -> i32 {
 }
 
 /// Returns the number that represents a task's state in the database.
-pub fn task_state(state: TaskState) -> i32 {
+pub(crate) fn task_state(state: TaskState) -> i32 {
     state_number(state.into())
 }
 

@@ -102,7 +102,12 @@ impl Bursts {
 impl Tx<'_> {
     /// Records that an object was just sealed on a node of the burst tier. The object is staged out after a delay, and after a longer delay
     /// if it may be deleted before.
-    pub fn written_to_burst(&self, object: u64, node: u32, held_ns: i64) -> Result<(), Fault> {
+    pub(crate) fn written_to_burst(
+        &self,
+        object: u64,
+        node: u32,
+        held_ns: i64,
+    ) -> Result<(), Fault> {
         let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
         execute(self.db, sql, params![object.cast_signed(), node, self.now])?;
         let after = self.shared.bursts.limits().after.0;
@@ -114,7 +119,7 @@ impl Tx<'_> {
     }
 
     /// Answers whether a sync of a directory has to wait until the files below the directory are staged out.
-    pub fn stage_out_wait(&self, op: &v1::StageOutWait) -> Result<Answer, Fault> {
+    pub(crate) fn stage_out_wait(&self, op: &v1::StageOutWait) -> Result<Answer, Fault> {
         let waits = self.shared.bursts.any() && self.waits_for_stage_out(op.ino)?;
         let value = if waits {
             b"staged".to_vec()
@@ -284,7 +289,7 @@ pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> 
 }
 
 /// Requests the eviction of an object from the burst tier as soon as the object is staged out.
-pub fn evict_when_staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(crate) fn evict_when_staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
     let found = find(db, sql, [object.cast_signed()], |row| {
         Ok((row.get::<_, u32>(0)?, row.get::<_, TierState>(1)?))

@@ -22,7 +22,7 @@ use tidemill_model::id::{NodeId, ObjectId};
 
 /// Queues the removal of all replicas of a version except the first, and deletes the version's rows. A replica in progress is removed when
 /// it is complete.
-pub fn forget_object(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
+pub(crate) fn forget_object(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     removals::queue_replicas(db, object, now)?;
     replicas::forget(db, object)?;
     under_replicated::forget(db, object)?;
@@ -31,7 +31,7 @@ pub fn forget_object(db: &Connection, object: u64, now: i64) -> Result<(), Fault
 }
 
 /// Queues the removal of all replicas of a version's parts, and deletes the rows of the parts.
-pub fn forget_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
+pub(crate) fn forget_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
     removals::queue_parts(db, version, now)?;
     replicas::forget_parts(db, version)?;
     under_replicated::forget_parts(db, version)?;

@@ -30,7 +30,7 @@ pub(crate) const CURRENT: i64 = 1;
 
 impl Tx<'_> {
     /// Returns the wanted number of replicas of a file's current version.
-    pub fn replicas_wanted(
+    pub(crate) fn replicas_wanted(
         &self,
         vnode: &InodeRecord,
         named: &str,
@@ -55,7 +55,7 @@ impl Tx<'_> {
     }
 
     /// Requests the wanted replicas of a version that was just recorded.
-    pub fn want_replicas(&self, vnode: &InodeRecord, now: bool) -> Result<(), Fault> {
+    pub(crate) fn want_replicas(&self, vnode: &InodeRecord, now: bool) -> Result<(), Fault> {
         let at = if now { AT_ONCE } else { self.now };
         if !vnode.has_parts() {
             return look_again(self.db, vnode.object, at);
@@ -70,7 +70,7 @@ impl Tx<'_> {
 
     /// Returns the answer for a caller that has sealed a version: done, or wait for the replicas that are being created. Callers do not
     /// wait for replicas that can't be created at present.
-    pub fn sealed_with(
+    pub(crate) fn sealed_with(
         &self,
         vnode: &InodeRecord,
         wanted: WantedReplicas,
@@ -92,7 +92,10 @@ impl Tx<'_> {
     }
 
     /// Returns the wanted number of replicas of a version, and the nodes with another replica or a replica in progress.
-    pub fn replicas_of(&self, object: u64) -> Result<(u32, Vec<(u32, ReplicaState)>), Fault> {
+    pub(crate) fn replicas_of(
+        &self,
+        object: u64,
+    ) -> Result<(u32, Vec<(u32, ReplicaState)>), Fault> {
         let sql = "SELECT replicas FROM version WHERE object = ?1";
         let wanted = find(self.db, sql, [object.cast_signed()], |row| row.get(0))?;
         Ok((wanted.unwrap_or(1), others(self.db, object)?))
@@ -123,7 +126,7 @@ impl Tx<'_> {
     }
 
     /// Returns a node that is up and has the corrupt bytes of an object.
-    pub fn corrupt_on(&self, object: u64) -> Result<Option<u32>, Fault> {
+    pub(crate) fn corrupt_on(&self, object: u64) -> Result<Option<u32>, Fault> {
         let corrupt = corruption::of(self.db, object)?.into_iter();
         let mut corrupt = corrupt.map(|(node, _)| node);
         Ok(corrupt.find(|&node| self.shared.is_up(node)))
@@ -210,7 +213,11 @@ pub fn others(db: &Connection, object: u64) -> Result<Vec<(u32, ReplicaState)>, 
 }
 
 /// Returns the state of an object's first replica.
-pub fn state_of_first(db: &Connection, object: u64, node: u32) -> Result<ReplicaState, Fault> {
+pub(crate) fn state_of_first(
+    db: &Connection,
+    object: u64,
+    node: u32,
+) -> Result<ReplicaState, Fault> {
     let sql = "SELECT repairing FROM corruption WHERE object = ?1 AND node = ?2";
     let repairing = find(db, sql, params![object.cast_signed(), node], |row| {
         row.get(0)

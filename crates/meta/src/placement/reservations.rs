@@ -172,7 +172,7 @@ pub fn sweep(db: &Connection, now: i64) -> Result<(), Fault> {
 impl Tx<'_> {
     /// Returns the node of the burst tier for a new version without a requested node: a node with a reservation for the version, else any
     /// node with space that is not reserved for other clients.
-    pub fn placed_in_burst(
+    pub(crate) fn placed_in_burst(
         &self,
         dir: &InodeRecord,
         here: ClientLocation<'_>,
@@ -215,7 +215,7 @@ impl Tx<'_> {
 
     /// Checks a request for a node of the burst tier. The client may begin a version within its own reservation, or a version that leaves
     /// the reservations of others intact. Otherwise the client waits for space as all writers on the node do.
-    pub fn need_unreserved(
+    pub(crate) fn need_unreserved(
         &self,
         dir: &InodeRecord,
         node: u32,

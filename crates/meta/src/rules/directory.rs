@@ -21,7 +21,11 @@ pub(super) fn shown_path(path: &[u8]) -> Result<&str, String> {
 
 impl Tx<'_> {
     /// Sets the attribute of a directory: from now on the directory has this rule, owned by the caller.
-    pub fn set_directory_rule(&self, directory: &InodeRecord, value: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn set_directory_rule(
+        &self,
+        directory: &InodeRecord,
+        value: &[u8],
+    ) -> Result<(), Fault> {
         self.need_own_directory(directory)?;
         let path = self.path_of(directory.ino)?.unwrap_or_default();
         let path = shown_path(&path).map_err(Fault::BadRule)?;
@@ -69,7 +73,7 @@ impl Tx<'_> {
 
     /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked write permission on the
     /// directory.
-    pub fn need_own_directory(&self, directory: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn need_own_directory(&self, directory: &InodeRecord) -> Result<(), Fault> {
         match self.caller.uid == 0 || self.caller.uid == directory.uid {
             true => Ok(()),
             false => Err(Fault::NotOwner(self.called(directory.ino))),
@@ -77,7 +81,7 @@ impl Tx<'_> {
     }
 
     /// Deletes the rule of a directory after the attribute or the directory was removed.
-    pub fn drop_directory_rule(&self, directory: u64) -> Result<(), Fault> {
+    pub(crate) fn drop_directory_rule(&self, directory: u64) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
         }
@@ -90,7 +94,7 @@ impl Tx<'_> {
     }
 
     /// Reads the rules again after directories with rules, or their ancestors, have received other paths.
-    pub fn moved_directory_rules(&self) -> Result<(), Fault> {
+    pub(crate) fn moved_directory_rules(&self) -> Result<(), Fault> {
         match self.shared.rules.any_of_directory() {
             true => self.shared.rules.load_within(self.db),
             false => Ok(()),

@@ -184,7 +184,7 @@ pub(super) fn examine_left(db: &Connection, rule: u64, limit: i64) -> Result<(),
 
 impl Tx<'_> {
     /// Requests another check of a version: its file may have been mapped while it could not be removed, and can be removed now.
-    pub fn may_go_by_now(&self, object: u64) -> Result<(), Fault> {
+    pub(crate) fn may_go_by_now(&self, object: u64) -> Result<(), Fault> {
         if object != 0 && self.shared.rules.any_input_action() {
             examine(self.db, object)?;
             self.shared.rules.wake();

@@ -11,13 +11,13 @@ use tidemill_wire::v1::Kind;
 
 impl Tx<'_> {
     /// Queues a newly sealed version of a file at this path for all rules that match.
-    pub fn trigger_for(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn trigger_for(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         self.offer(vnode, path, None, false)
     }
 
     /// Queues a version whose write has begun, for rules that read streaming files. The seal does not trigger these rules again, since the
     /// version keeps its object.
-    pub fn trigger_for_begun(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+    pub(crate) fn trigger_for_begun(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         if !self.shared.rules.any_streaming() || !self.is_stream(vnode)? {
             return Ok(());
         }
@@ -52,7 +52,7 @@ impl Tx<'_> {
     }
 
     /// Ends the rule runs of a version whose write has begun and was aborted.
-    pub fn end_begun(&self, object: u64, why: &str) -> Result<(), Fault> {
+    pub(crate) fn end_begun(&self, object: u64, why: &str) -> Result<(), Fault> {
         if !self.shared.rules.any() {
             return Ok(());
         }
@@ -72,7 +72,7 @@ impl Tx<'_> {
 
     /// Queues a file or directory that has received a name. Rules for all users see a file only if its owner or root gave the name, and a
     /// directory only if its owner or root moved the directory: such a rule must not read files that another user put into its directory.
-    pub fn trigger_for_moved(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn trigger_for_moved(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
         let rules = &self.shared.rules;
         if !rules.any() {
             return Ok(());

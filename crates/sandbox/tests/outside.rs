@@ -320,6 +320,8 @@ fn program_swapped_after_check_is_not_run() {
 #[test]
 fn program_swapped_during_prepare_is_not_run() {
     const ROUNDS: usize = 300;
+    // A busy host may stop the same-UID process for all of the first rounds.
+    const ROUNDS_MAX: usize = 30 * ROUNDS;
     if skip_without_root() {
         return;
     }
@@ -348,7 +350,7 @@ while True:
     let mut from_same_uid_process = same_uid_process.stdout.take().unwrap();
     from_same_uid_process.read_exact(&mut printed).unwrap();
     let good = tidemill_sandbox::hash_file(&swapped.good).unwrap();
-    let runs: Vec<_> = (0..ROUNDS).map(|_| swapped.run()).collect();
+    let runs: Vec<_> = (0..ROUNDS_MAX).map(|_| swapped.run()).collect();
     let (sender, receiver) = std::sync::mpsc::channel();
     // The calls run on another thread, so that this thread detects if they hang.
     std::thread::spawn(move || {
@@ -356,11 +358,16 @@ while True:
             let hash = LAUNCHER.code_hash(&run);
             let prepared = LAUNCHER.prepare(run);
             let prepared = prepared.map(|prepared| prepared.code_hash().to_owned());
-            sender.send([hash, prepared]).unwrap();
+            if sender.send([hash, prepared]).is_err() {
+                return;
+            }
         }
     });
     let mut found = 0;
-    for round in 0..ROUNDS {
+    for round in 0..ROUNDS_MAX {
+        if round >= ROUNDS && found > 0 {
+            break;
+        }
         let seen = receiver.recv_timeout(HANG);
         let seen = seen.unwrap_or_else(|_| panic!("round {round} hangs"));
         for hash in seen.iter().flatten() {
@@ -374,7 +381,7 @@ while True:
     );
     same_uid_process.kill().unwrap();
     same_uid_process.wait().unwrap();
-    assert!(found > 0, "the same-UID process never got an error");
+    assert!(found > 0, "no call found the program itself");
 }
 
 #[test]

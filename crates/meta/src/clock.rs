@@ -1,6 +1,6 @@
 //! The wall clock: only this module reads the wall clock in this crate.
 //!
-//! In a simulation the clock is virtual, see [`start`].
+//! In a simulation the clock is virtual, see `start`.
 
 use std::time::Duration;
 use tidemill_model::time::Time;

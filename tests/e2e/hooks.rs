@@ -410,8 +410,14 @@ fn hooks_file_of_active_burst_buffer_paper_is_accepted() {
     cluster.json(&["rule", "delete", "wordcount"]);
     std::fs::write(cluster.at(".tidemill/hooks"), &listed).unwrap();
     assert_eq!(cluster.sh("cat .tidemill/hooks"), listed);
-    // The file also takes a hook in TOML.
+    // A hook that is deleted while its writer has the file open stays deleted.
     cluster.json(&["rule", "delete", "wordcount"]);
+    let mut hooks = File::create(cluster.at(".tidemill/hooks")).unwrap();
+    hooks.write_all(text.as_bytes()).unwrap();
+    cluster.json(&["rule", "delete", "wordcount"]);
+    drop(hooks);
+    assert_eq!(cluster.json(&["rule", "list"]), serde_json::json!([]));
+    // The file also takes a hook in TOML.
     let toml = "[job]\nname = \"lines\"\nworkdir = \"/run\"\n[on]\nfiles = \"*.dat\"\n\
                 [hook]\nmap = \"wordcount\"\noutput = \"lines/{name}\"\n";
     std::fs::write(cluster.at(".tidemill/hooks"), toml).unwrap();

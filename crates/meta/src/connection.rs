@@ -1,15 +1,20 @@
 //! The connection to the server's database, on which only this crate can run statements.
 
 /// Connection to the server's database in a read or a transaction. Functions of this crate read and write through a connection; other crates
-/// can only pass a connection to these functions.
+/// can only pass a connection to these functions:
+///
+/// ```compile_fail
+/// fn outside(db: &tidemill_meta::Connection) {
+///     db.sql.execute_batch("DELETE FROM inode").unwrap();
+/// }
+/// ```
 #[derive(Debug)]
 pub struct Connection {
     pub(crate) sql: rusqlite::Connection,
 }
 
 impl Connection {
-    /// Wraps an open SQLite connection to the server's database, so that only functions of this crate can run statements on it.
-    pub fn new(sql: rusqlite::Connection) -> Self {
+    pub(crate) fn new(sql: rusqlite::Connection) -> Self {
         Self { sql }
     }
 

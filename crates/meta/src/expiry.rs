@@ -3,9 +3,9 @@
 use super::rules::runs::MatchState;
 use super::transaction::Tx;
 use super::vnode::InodeRecord;
-use super::{Fault, tree};
+use super::{Fault, tree, version};
 use crate::Connection;
-use crate::query::{execute, find, rows};
+use crate::query::{execute, numbers, rows};
 use rusqlite::params;
 use tidemill_wire::v1;
 
@@ -18,19 +18,14 @@ pub fn put(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault>
 /// Schedules the removal of a version that a task wrote to the inode `ino`. If the file was deleted before the task ended, the version has
 /// another inode now.
 pub fn put_output(db: &Connection, ino: u64, object: u64, at: i64) -> Result<(), Fault> {
-    let sql = "SELECT ino FROM version WHERE object = ?1";
-    let ino = find(db, sql, [object.cast_signed()], |row| row.get::<_, i64>(0))?
-        .map_or(ino, i64::cast_unsigned);
-    put(db, ino, object, at)
+    let version = version::file_of(db, object)?;
+    put(db, version.map_or(ino, |(_, ino, _)| ino), object, at)
 }
 
 /// Returns at most `limit` versions whose lifetime has expired, as inode and object, in the order of their expiry.
 pub fn due(db: &Connection, now: i64, limit: i64) -> Result<Vec<(u64, u64)>, Fault> {
     let sql = "SELECT ino, object FROM expiry WHERE at <= ?1 ORDER BY at LIMIT ?2";
-    rows(db, sql, [now, limit], |row| {
-        let (ino, object): (i64, i64) = (row.get(0)?, row.get(1)?);
-        Ok((ino.cast_unsigned(), object.cast_unsigned()))
-    })
+    rows(db, sql, [now, limit], numbers)
 }
 
 impl Tx<'_> {

@@ -1,8 +1,10 @@
-//! The namespace: directories, files, links and their versions.
+//! The truth of a cluster: all tables of the server in one SQLite file, their SQL, and the group commit.
 //!
-//! [`Names`] is the interface for the rest of the server; [`SqliteNames`] implements [`Names`] with one SQLite file. The namespace does not
-//! use connections and never reads or writes the bytes of files. It records objects to be removed from nodes in the table `removal` (next:
-//! `server/src/removal.rs`).
+//! - Files: directories, versions, attributes and parts are in modules of the root. [`SqliteNames`] applies requests of clients ([`Names`]).
+//! - `jobs`, `placement`, `rules`, `index` and `lineage` have the other tables. One file writes each table.
+//!
+//! This crate does not use the network and never reads or writes the bytes of files. It records objects to be removed from nodes in the
+//! table `removal` (next: `server/src/removal.rs`).
 
 mod apply;
 pub mod attribute;

@@ -12,7 +12,6 @@ macro_rules! stored_enum {
         pub enum $name {
             $(
                 $(#[$each])*
-                /// The database stores this value as the number of the variant.
                 $value = $number,
             )+
         }

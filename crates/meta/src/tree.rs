@@ -129,6 +129,27 @@ impl Tx<'_> {
         Ok((parent, name.to_vec()))
     }
 
+    /// Creates a directory with this owner. Returns its inode.
+    pub(super) fn create_directory(
+        &mut self,
+        parent: u64,
+        name: Vec<u8>,
+        (uid, gid): (u32, u32),
+    ) -> Result<u64, Fault> {
+        let ino = super::ids::reserve(self.db, "inode", 1)?;
+        self.create(&v1::Create {
+            parent,
+            name,
+            kind: Kind::Directory.into(),
+            mode: 0o755,
+            ino,
+            uid,
+            gid,
+            ..v1::Create::default()
+        })?;
+        Ok(ino)
+    }
+
     /// Creates all missing directories of a path with this owner.
     pub fn make_dirs(&mut self, path: &[u8], owner: (u32, u32)) -> Result<(), Fault> {
         match self.resolve(path, true) {
@@ -149,19 +170,7 @@ impl Tx<'_> {
                     continue;
                 }
             }
-            let ino = super::ids::reserve(self.db, "inode", 1)?;
-            let (uid, gid) = owner;
-            self.create(&v1::Create {
-                parent: above,
-                name: part.to_vec(),
-                kind: Kind::Directory.into(),
-                mode: 0o755,
-                ino,
-                uid,
-                gid,
-                ..v1::Create::default()
-            })?;
-            above = ino;
+            above = self.create_directory(above, part.to_vec(), owner)?;
         }
         Ok(())
     }

@@ -4,14 +4,14 @@
 //! the output starts from the inode of the anchor, with the rights of the job's owner. The transaction follows no symbolic link that
 //! belongs to another user than the owner and root.
 
+use crate::Fault;
 use crate::budget::COMPONENT;
 use crate::transaction::{PATH_MAX, Tx, check_name};
 use crate::vnode::{InodeRecord, SEARCH};
-use crate::{Fault, ids};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use tidemill_model::id::Inode;
-use tidemill_wire::v1::{self, Kind};
+use tidemill_wire::v1::Kind;
 
 /// Maximum number of symbolic links on the path of one output.
 const LINKS_MAX: usize = 40;
@@ -187,22 +187,12 @@ impl Tx<'_> {
     pub(crate) fn make_missing(
         &mut self,
         way: ExistingPath,
-        (uid, gid): (u32, u32),
+        owner: (u32, u32),
     ) -> Result<InodeRecord, Fault> {
         let mut directory = way.vnode;
         for name in way.missing {
             check_name(&name)?;
-            let ino = ids::reserve(self.db, "inode", 1)?;
-            self.create(&v1::Create {
-                parent: directory.ino,
-                name,
-                kind: Kind::Directory.into(),
-                mode: 0o755,
-                ino,
-                uid,
-                gid,
-                ..v1::Create::default()
-            })?;
+            let ino = self.create_directory(directory.ino, name, owner)?;
             directory = InodeRecord::get(self.db, ino)?;
         }
         Ok(directory)

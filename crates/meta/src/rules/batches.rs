@@ -19,11 +19,17 @@ const SHOWN: u32 = 20;
 stored_enum! {
     /// State of a batch.
     BatchState {
+        /// The batch accepts files.
         Open = 0,
+        /// The batch accepts no file, and some of its files are not mapped yet.
         Ending = 1,
+        /// A job reduces the results of the batch.
         Reducing = 2,
+        /// The reduction succeeded.
         Done = 3,
+        /// The reduction failed.
         Failed = 4,
+        /// The batch ended without mapped files.
         Empty = 5,
     }
 }

@@ -58,6 +58,13 @@ async fn hooks_in_text_are_created_once_and_only_if_all_are_valid() {
     assert_eq!(made.revision, 1);
     let again = write_hooks(client, &whole, false).await;
     assert!(again.rule.is_none() && !again.unfinished);
+    // The hook of another user with the same name is another rule.
+    let foreign = v1::AddRuleRequest {
+        hooks: true,
+        ..request(OWNER + 1, &whole.replace("/out/", "/other/"))
+    };
+    let foreign = client.rules().add(foreign).await.unwrap().into_inner();
+    assert_eq!(foreign.rule.unwrap().uid, OWNER + 1);
     // A second hook that is invalid: the change of the first one is not carried out either.
     let broken = whole.replace("/out/", "/other/") + "</b/{x>\nop: func\nlib_path: max\n</b/{x>\n";
     assert!(!write_hooks(client, &broken, false).await.errors.is_empty());

@@ -1113,7 +1113,7 @@ mod tests {
             let mut bench = MultiWriterBench::new();
             let shared = bench.names.shared().clone();
             shared.bursts.set([3].into());
-            shared.leaving.set_moving();
+            shared.nodes.set_moving();
             let (ino, one) = bench.create();
             bench.publish((5, ino, one), Some(10), vec![]).unwrap();
             let (two, _) = bench.join(6, ino);

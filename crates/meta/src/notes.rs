@@ -93,7 +93,7 @@ pub fn spread(db: &Connection) -> Result<(), Fault> {
     let some = "SELECT ino FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let copy = format!(
         "INSERT INTO note SELECT node.node, ino, 1 FROM ({some}) CROSS JOIN node \
-         WHERE true ON CONFLICT DO UPDATE SET changes = changes + 1"
+         WHERE state != 3 ON CONFLICT DO UPDATE SET changes = changes + 1"
     );
     let copied = query::changed(db, &copy, params![ALL, ROWS_MAX])?;
     if copied > 0 {

@@ -129,7 +129,6 @@ CREATE TABLE task_input(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT N
 CREATE INDEX task_input_object ON task_input(object);
 CREATE TABLE task_output(task INTEGER NOT NULL, seq INTEGER NOT NULL, name TEXT NOT NULL, ino INTEGER NOT NULL,
   object INTEGER NOT NULL, node INTEGER NOT NULL, size INTEGER NOT NULL, PRIMARY KEY(task, seq)) WITHOUT ROWID;
-CREATE TABLE node(node INTEGER PRIMARY KEY, status BLOB NOT NULL);
 CREATE TABLE job_node(job INTEGER NOT NULL, node INTEGER NOT NULL, status BLOB NOT NULL, PRIMARY KEY(job,
   node)) WITHOUT ROWID;
 CREATE TABLE result(key BLOB PRIMARY KEY, task INTEGER NOT NULL, shape BLOB) WITHOUT ROWID;
@@ -141,15 +140,21 @@ CREATE TABLE label(label INTEGER PRIMARY KEY, node INTEGER NOT NULL, task INTEGE
   at INTEGER NOT NULL DEFAULT 0);
 ";
 
-// Replicas, removals, corruption, scrubs, migrations, suspended nodes, the burst tier and the space that is reserved in it. `reserved_object` has the
+// Nodes, replicas, removals, corruption, scrubs, migrations, the burst tier and the space that is reserved in it. `reserved_object` has the
 // objects of a reservation: closed ones with their bytes, until their node has removed them.
 const PLACEMENT: &str = "
+CREATE TABLE node(node INTEGER PRIMARY KEY, state INTEGER NOT NULL DEFAULT 0, reviewed INTEGER NOT NULL DEFAULT 0,
+  drain_began INTEGER, drain_listed INTEGER NOT NULL DEFAULT 0, drain_files INTEGER NOT NULL DEFAULT 0,
+  drain_bytes INTEGER NOT NULL DEFAULT 0, suspended INTEGER, suspended_at INTEGER NOT NULL DEFAULT 0,
+  resumes INTEGER NOT NULL DEFAULT 0, resume_ns INTEGER NOT NULL DEFAULT 0, microjoules INTEGER NOT NULL DEFAULT 0,
+  counted_ns INTEGER NOT NULL DEFAULT 0, basis TEXT, status BLOB);
+CREATE INDEX node_state ON node(state);
+CREATE INDEX node_draining ON node(drain_began) WHERE drain_began IS NOT NULL;
 CREATE TABLE replica(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
   node)) WITHOUT ROWID;
 CREATE INDEX replica_node ON replica(node);
 CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX short_has ON short(has, at);
-CREATE TABLE lost(node INTEGER PRIMARY KEY, back INTEGER NOT NULL, after INTEGER NOT NULL);
 CREATE TABLE removal(node INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
   label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(node, object)) WITHOUT ROWID;
 CREATE INDEX removal_object ON removal(object);
@@ -161,16 +166,9 @@ CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, node INT
   corrupt INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX scrub_node ON scrub(node);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
-CREATE TABLE drain(node INTEGER PRIMARY KEY, began INTEGER NOT NULL, after INTEGER NOT NULL, files INTEGER NOT NULL,
-  bytes INTEGER NOT NULL);
 CREATE TABLE migration(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
   why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
 CREATE INDEX migration_object ON migration(object);
-CREATE TABLE removed(node INTEGER PRIMARY KEY, at INTEGER NOT NULL);
-CREATE TABLE suspension(node INTEGER PRIMARY KEY, suspended INTEGER NOT NULL, since INTEGER NOT NULL, resumes INTEGER NOT NULL,
-  resume_ns INTEGER NOT NULL);
-CREATE TABLE energy(node INTEGER PRIMARY KEY, microjoules INTEGER NOT NULL, counted_ns INTEGER NOT NULL,
-  basis TEXT NOT NULL);
 CREATE TABLE burst(object INTEGER PRIMARY KEY, node INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
   state INTEGER NOT NULL, evict INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX burst_age ON burst(node, state, at);

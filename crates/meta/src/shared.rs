@@ -8,7 +8,7 @@ use super::granted_capabilities::GrantedCapabilities;
 use super::index::headers::HeaderWake;
 use super::limits::Allowed;
 use super::placement::burst::Bursts;
-use super::placement::drains::Leaving;
+use super::placement::nodes::NodeStates;
 use super::placement::suspensions::Suspensions;
 use super::quota::Quotas;
 use super::rules::Rules;
@@ -60,8 +60,8 @@ pub struct NamesShared {
     pub claims: Claims,
     /// Suspended nodes.
     pub suspensions: Arc<Suspensions>,
-    /// Nodes that are being drained or removed.
-    pub leaving: Leaving,
+    /// Nodes that are draining, lost or removed.
+    pub nodes: NodeStates,
     /// Nodes of the burst tier.
     pub bursts: Bursts,
     /// Space usage and quotas of workspaces.
@@ -154,7 +154,7 @@ impl NamesShared {
             kernels_directory: AtomicU64::new(0),
             claims: Claims::default(),
             suspensions: Arc::default(),
-            leaving: Leaving::default(),
+            nodes: NodeStates::default(),
             bursts: Bursts::default(),
             quotas: Quotas::default(),
             rules: Rules::default(),

@@ -208,7 +208,7 @@ fn load(db: &Connection, shared: &NamesShared) -> Result<(), Fault> {
     if corruption::any(db)? {
         shared.set_corruption();
     }
-    shared.leaving.load(db)?;
+    shared.nodes.load(db)?;
     shared.rules.load(db)?;
     if any_workspace(db)? {
         shared.quotas.set_any();

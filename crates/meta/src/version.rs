@@ -58,7 +58,7 @@ impl Tx<'_> {
             // An old setting of a directory must not prevent new files while the directory's node is being emptied.
             None => self
                 .directory_node(dir)?
-                .filter(|&node| !self.shared.leaving.is_closed(node)),
+                .filter(|&node| !self.shared.nodes.is_closed(node)),
         };
         let spaces = self.shared.spaces();
         if named.is_none()
@@ -149,7 +149,7 @@ impl Tx<'_> {
         // A client that continues with the present bytes may write on their node, even while it is being emptied. The new
         // version is moved afterwards.
         let continues = named.is_some_and(|named| {
-            i64::from(named) == vnode.node && self.shared.leaving.is_emptied(named)
+            i64::from(named) == vnode.node && self.shared.nodes.is_emptied(named)
         });
         if (named.is_none() || continues) && vnode.node != NO_NODE {
             let here = spaces
@@ -671,7 +671,7 @@ impl Tx<'_> {
             self.want_replicas(vnode, wanted.now)?;
         }
         self.goes_to_backend(vnode, &path)?;
-        if !self.shared.leaving.moving() {
+        if !self.shared.nodes.moving() {
             return Ok(());
         }
         let held_ns = self.held_back(vnode.object)?;
@@ -682,7 +682,7 @@ impl Tx<'_> {
             if self.shared.bursts.has(node) {
                 self.written_to_burst(object, node, held_ns)?;
             }
-            if self.shared.leaving.is_emptied(node) {
+            if self.shared.nodes.is_emptied(node) {
                 migrations::leaves(self.db, object, node, self.now)?;
             }
         }
@@ -727,7 +727,7 @@ impl Tx<'_> {
             wanted.filter(|&wanted| wanted != node && has_backend(&spaces.store, NodeId(wanted)));
         match wanted {
             Some(wanted) if !remotes::is_read_only(self.db, wanted.into(), path)? => {
-                self.shared.leaving.set_moving();
+                self.shared.nodes.set_moving();
                 migrations::move_first(self.db, vnode.object, (node, wanted), self.now)
             }
             _ => Ok(()),
@@ -814,7 +814,7 @@ impl Tx<'_> {
         let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING replicas";
         let replicas: Option<u32> =
             query::find(self.db, sql, [object.cast_signed()], |row| row.get(0))?;
-        if replicas.is_some_and(|replicas| replicas > 1 || self.shared.leaving.moving()) {
+        if replicas.is_some_and(|replicas| replicas > 1 || self.shared.nodes.moving()) {
             placement::forget_object(self.db, object, self.now)?;
         }
         if self.shared.corruption() {

@@ -22,7 +22,7 @@ use tidemill_client::objects::Objects;
 use tidemill_meta::changes::ChangeSender;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::TierNode;
-use tidemill_meta::placement::{burst, corruption, energy, nodes, suspensions};
+use tidemill_meta::placement::{burst, corruption, energy, nodes};
 use tidemill_meta::shared::{NamesShared, Spaces};
 use tidemill_meta::{Changed, Connection, Fault, SqliteNames};
 use tidemill_model::id::NodeId;
@@ -194,7 +194,7 @@ fn tell_bursts<'a>(shared: &NamesShared, known: impl IntoIterator<Item = &'a v1:
     let bursts: BTreeSet<u32> = bursts.map(|one| one.node).collect();
     if !bursts.is_empty() {
         // Versions with one wanted replica may have two.
-        shared.leaving.set_moving();
+        shared.nodes.set_moving();
     }
     shared.bursts.set(bursts);
 }
@@ -206,7 +206,7 @@ impl Cluster {
         reports: std::sync::mpsc::Sender<DriverMessage>,
     ) -> Result<Self, Fault> {
         let known = names.database().read(nodes::all)?;
-        let stored = names.database().read(suspensions::all)?;
+        let stored = names.database().read(nodes::suspensions)?;
         names.shared().suspensions.restore(stored);
         tell_bursts(names.shared(), &known);
         let offline = |status: v1::Node| {
@@ -290,7 +290,7 @@ impl Cluster {
                 let silent_s = slot.heard.elapsed().as_secs();
                 node.trouble = format!("it has not answered for {silent_s} s");
             }
-            node.emptied = self.shared.leaving.is_emptied(node.node);
+            node.emptied = self.shared.nodes.is_emptied(node.node);
             node.suspension = self.shared.suspensions.reported(node.node);
             node.drawn = self.shared.suspensions.energy.of(node.node).map(drawn);
             node
@@ -321,7 +321,7 @@ impl Cluster {
             takes: slot.status.role == "store"
                 && !slot.hangs()
                 && !self.shared.suspensions.is_suspending(slot.status.node)
-                && !self.shared.leaving.is_closed(slot.status.node),
+                && !self.shared.nodes.is_closed(slot.status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
             backend: slot.status.backend.is_some(),
@@ -569,7 +569,7 @@ impl Cluster {
             .node
             .clone()
             .ok_or_else(|| Status::invalid_argument("a greeting without status"))?;
-        if self.shared.leaving.is_removed(node.node) {
+        if self.shared.nodes.is_removed(node.node) {
             return Err(condition::NODE_REMOVED.refusal(format!(
                 "node {} was removed from the cluster: give this node another id and an empty directory",
                 node.node
@@ -850,7 +850,7 @@ impl Cluster {
             node: NodeId(status.node),
             free_bytes: status.free_bytes,
             answers: !slot.hangs(),
-            leaving: self.shared.leaving.is_closed(status.node),
+            leaving: self.shared.nodes.is_closed(status.node),
             memory: slot.in_memory(),
             burst: slot.is_burst(),
             backend: status.backend.is_some(),

@@ -121,7 +121,7 @@ impl ConditionService {
             let cause = format!("{unavailable} files are only on nodes that do not answer");
             found.push(condition::DATA_UNAVAILABLE.of(None, cause));
         }
-        let lost = health::lost_for_good(db, &shared.leaving.removed())?;
+        let lost = health::lost_for_good(db, &shared.nodes.removed())?;
         if lost > 0 {
             let cause =
                 format!("{lost} files were only on nodes that were removed from the cluster");
@@ -168,7 +168,7 @@ impl ConditionService {
             return Ok(known.files);
         }
         let began = Instant::now();
-        let removed = self.names.shared().leaving.removed();
+        let removed = self.names.shared().nodes.removed();
         let files = unavailable(db, &presence, &removed)?;
         *counted = Some(UnavailableFiles {
             presence,

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use tidemill_meta::commit::Database;
 use tidemill_meta::holdings::objects_below;
-use tidemill_meta::placement::{lost_nodes, scrub};
+use tidemill_meta::placement::{nodes, scrub};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::{Connection, Fault, SqliteNames, health, parts, settings};
 use tidemill_wire::v1;
@@ -65,7 +65,7 @@ impl v1::health_server::Health for HealthService {
         let (database, shared) = (self.database().clone(), self.names.shared().clone());
         let known = AnsweringNodes {
             presence: self.cluster.presence(),
-            removed: shared.leaving.removed(),
+            removed: shared.nodes.removed(),
         };
         let look = move || database.read(|db| show(db, &shared, &request, &known));
         let looked = tokio::task::spawn_blocking(look).await;
@@ -162,7 +162,7 @@ fn show(
     reply.lost = health::lost_for_good(db, &known.removed)?;
     reply.bytes_per_sec = shared.copied_bytes_per_sec().unwrap_or(0);
     reply.scrubs = scrub::list(db, None)?;
-    reply.failed_nodes = lost_nodes::lost(db)?;
+    reply.failed_nodes = nodes::lost(db)?;
     let unavailable = |page| match may_be_offline(db, &known.presence)? {
         true => health::offline(db, &reached(&known.presence, &known.removed), page),
         false => Ok(Vec::new()),

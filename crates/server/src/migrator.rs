@@ -14,7 +14,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tidemill_meta::commit::Database;
-use tidemill_meta::placement::drains;
+use tidemill_meta::placement::nodes;
 use tidemill_meta::placement::migrations::cancel_rebalance;
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
@@ -107,7 +107,7 @@ impl Migrator {
             .await;
         if written.is_err() {
             // The memory has to agree with the stored state.
-            let loaded = self.database.read(|db| self.shared.leaving.load(db));
+            let loaded = self.database.read(|db| self.shared.nodes.load(db));
             loaded.map_err(|fault| refused(&fault))?;
         }
         self.cluster.refresh();
@@ -136,7 +136,7 @@ impl Migrator {
     fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
         let drains = self
             .database
-            .read(|db| drains::progress(db, clock::now_ns()));
+            .read(|db| nodes::drains(db, clock::now_ns()));
         let mut drains = drains.map_err(|fault| refused(&fault))?;
         self.mark_offline(&mut drains);
         Ok(drains)
@@ -284,10 +284,10 @@ impl Migrator {
     /// Returns the progress of migrations, and the other labels that belong to no job.
     pub(crate) fn migrations(&self) -> Result<v1::MigrationsReply, Status> {
         let running = self.running.lock().clone();
-        let removed = self.shared.leaving.removed();
+        let removed = self.shared.nodes.removed();
         let listed = self.database.read(|db| {
             Ok(v1::MigrationsReply {
-                drains: drains::progress(db, clock::now_ns())?,
+                drains: nodes::drains(db, clock::now_ns())?,
                 labels: labels::list(db, &running, &removed)?,
                 pending: labels::pending(db)?,
             })

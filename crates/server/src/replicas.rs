@@ -10,8 +10,7 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::{self, TierNode};
-use tidemill_meta::placement::drains::Leaving;
-use tidemill_meta::placement::lost_nodes::LostNodes;
+use tidemill_meta::placement::nodes::NodeStates;
 use tidemill_meta::placement::migrations::{Migration, NOWHERE};
 use tidemill_meta::placement::under_replicated::{self, VersionFacts, due};
 use tidemill_meta::remotes;
@@ -82,11 +81,11 @@ pub(crate) struct NodeAbsences {
 }
 
 impl NodeAbsences {
-    pub(crate) fn new(losses: &LostNodes, leaving: &Leaving, cluster: &Cluster) -> Self {
+    pub(crate) fn new(nodes: &NodeStates, cluster: &Cluster) -> Self {
         let stores = cluster.stores();
-        let mut lost = losses.lost();
-        lost.append(&mut leaving.removed());
-        let emptied = leaving.emptied();
+        let mut lost = nodes.lost();
+        lost.append(&mut nodes.removed());
+        let emptied = nodes.emptied();
         let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
         let places = stores.iter().filter(stays).count();
         Self {

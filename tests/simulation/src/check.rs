@@ -74,7 +74,7 @@ impl World {
         self.look_at_replicas(&lost, &mut look);
         look(
             "the objects of a lost node are still being checked",
-            self.ask("SELECT * FROM lost"),
+            self.ask("SELECT node, state FROM node WHERE state IN (1, 2)"),
         );
         look(
             "a deleted file is still kept",
@@ -82,7 +82,7 @@ impl World {
         );
         look(
             "the objects of a drained node are still being listed",
-            self.ask("SELECT * FROM drain WHERE after != 9223372036854775807"),
+            self.ask("SELECT node FROM node WHERE drain_began IS NOT NULL AND drain_listed != 9223372036854775807"),
         );
         // All objects find a place: no node is full any more.
         look(
@@ -97,7 +97,7 @@ impl World {
     /// Looks for missing or surplus replicas of versions that are not lost.
     fn look_at_replicas(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
         // Replicas that need more nodes wait for them, and replicas must not be stored on nodes that are drained.
-        let emptied = self.ask("SELECT node FROM drain").len();
+        let emptied = self.ask("SELECT node FROM node WHERE drain_began IS NOT NULL").len();
         let stores = self.nodes.iter().filter(|one| !one.burst);
         let disks = stores
             .clone()
@@ -171,7 +171,7 @@ impl World {
                        WHERE object = -1 AND job.ended = 0 \
                        UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                        WHERE job.ended = 0 AND task.error LIKE 'no node that is up can run it%' \
-                       AND EXISTS (SELECT 1 FROM drain)";
+                       AND EXISTS (SELECT 1 FROM node WHERE drain_began IS NOT NULL)";
             // Tasks also wait for data of a lost memory; they have an error text.
             let lost = " UNION SELECT task.job FROM task JOIN job ON job.job = task.job \
                         WHERE job.ended = 0 AND task.error != ''";

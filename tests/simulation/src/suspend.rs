@@ -92,7 +92,7 @@ impl World {
             active.extend(up.map(|node| node.id));
         }
         assert_eq!(active.len(), self.nodes.len(), "only {active:?} resume");
-        let resumes = self.ask("SELECT coalesce(sum(resumes), 0) FROM suspension");
+        let resumes = self.ask("SELECT coalesce(sum(resumes), 0) FROM node");
         let resumes = resumes.first().map(|line| line.replace("Integer(", ""));
         let resumes = resumes.and_then(|text| text.trim_end_matches(')').parse().ok());
         self.resumes = resumes.unwrap_or(0);

@@ -278,7 +278,7 @@ pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> 
     let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
                UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
                WHERE burst.object = ?1 AND has.node != burst.node \
-               AND has.node NOT IN (SELECT node FROM lost WHERE back = 0 UNION ALL SELECT node FROM removed) \
+               AND has.node NOT IN (SELECT node FROM node WHERE state >= 2) \
                AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = has.node)";
     let row = params![object.cast_signed(), CURRENT];
     let stored = exists(db, sql, row)?;

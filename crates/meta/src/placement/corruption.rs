@@ -40,7 +40,7 @@ pub fn found(
             shared.set_corruption();
             look_again(db, object.0, now)?;
             burst::lost_elsewhere(db, object.0)?;
-            keep_last_intact(db, object.0, (&shared.leaving, now))?;
+            keep_last_intact(db, object.0, (&shared.nodes, now))?;
         }
         count += u64::from(is(db, object.0, node.0)?);
     }
@@ -75,7 +75,7 @@ pub fn forgotten(
         let object = object.cast_unsigned();
         look_again(db, object, now)?;
         burst::lost_elsewhere(db, object)?;
-        keep_last_intact(db, object, (&shared.leaving, now))?;
+        keep_last_intact(db, object, (&shared.nodes, now))?;
     }
     tracing::error!(
         node,

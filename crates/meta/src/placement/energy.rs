@@ -1,11 +1,10 @@
 //! Energy consumption of nodes: the power, measured or derived from the configuration, multiplied by the time for which the power was
 //! known. Times of unknown power are not counted.
 
+use super::nodes;
 use crate::Connection;
 use crate::fault::Fault;
-use crate::query::{execute, rows, unsigned};
 use parking_lot::Mutex;
-use rusqlite::params;
 use std::collections::BTreeMap;
 use std::time::Duration;
 use tidemill_sched::elastic::NodePower;
@@ -75,15 +74,7 @@ impl PowerFacts {
 impl Energy {
     /// Replaces the energy of all nodes in memory by the stored energy, after a restart of the server.
     pub fn restore(&self, db: &Connection) -> Result<(), Fault> {
-        let sql = "SELECT node, microjoules, counted_ns, basis FROM energy";
-        *self.drawn.lock() = rows(db, sql, [], |row| {
-            let drawn = Drawn {
-                microjoules: unsigned(row, 1)?,
-                counted_ns: unsigned(row, 2)?,
-                by: row.get(3)?,
-            };
-            Ok((row.get(0)?, drawn))
-        })?;
+        *self.drawn.lock() = nodes::energy(db)?;
         Ok(())
     }
 
@@ -125,19 +116,6 @@ impl Energy {
     pub fn all(&self) -> BTreeMap<u32, Drawn> {
         self.drawn.lock().clone()
     }
-}
-
-/// Stores the energy of these nodes in the table `energy`, where it replaces their earlier rows.
-pub fn keep(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
-    let sql = "INSERT OR REPLACE INTO energy VALUES (?1, ?2, ?3, ?4)";
-    for (node, drawn) in all {
-        let (energy, time) = (
-            drawn.microjoules.cast_signed(),
-            drawn.counted_ns.cast_signed(),
-        );
-        execute(db, sql, params![node, energy, time, drawn.by])?;
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 
 use super::replicas::CURRENT;
 use super::under_replicated::{MIGRATIONS, look_again, schedule};
-use super::{burst, drains};
+use super::{burst, nodes};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::query::stored_enum;
@@ -230,7 +230,7 @@ pub(super) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault>
     let sql = "DELETE FROM migration WHERE source = ?1 AND object = ?2 RETURNING size";
     let row = params![node, object.cast_signed()];
     match find(db, sql, row, |row| row.get(0))? {
-        Some(size) => drains::count_left(db, node, size),
+        Some(size) => nodes::count_left(db, node, size),
         None => Ok(()),
     }
 }
@@ -283,7 +283,7 @@ pub fn reason(db: &Connection, object: u64) -> Result<Option<&'static str>, Faul
 
 /// Whether any migration is requested or in progress.
 pub fn any(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM drain) OR EXISTS (SELECT 1 FROM migration)";
+    let sql = "SELECT EXISTS (SELECT 1 FROM node WHERE drain_began IS NOT NULL) OR EXISTS (SELECT 1 FROM migration)";
     Ok(number(db, sql, [])? != 0)
 }
 

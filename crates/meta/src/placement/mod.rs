@@ -2,10 +2,9 @@
 
 pub mod burst;
 pub mod corruption;
-pub mod drains;
 pub mod energy;
-pub mod lost_nodes;
 pub mod migrations;
+pub mod node_uses;
 pub mod nodes;
 pub mod removals;
 pub mod replicas;

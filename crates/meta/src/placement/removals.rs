@@ -2,7 +2,7 @@
 //! the list when the label that removes the object has succeeded. A repeated removal is no error, and an object that could not be removed
 //! becomes part of another label.
 
-use super::drains::Leaving;
+use super::nodes::NodeStates;
 use super::replicas::CURRENT;
 use super::{corruption, migrations, replicas, under_replicated};
 use crate::Connection;
@@ -123,7 +123,7 @@ pub fn ended(
     node: NodeId,
     objects: &[ObjectId],
     failed: Option<&[ObjectId]>,
-    (leaving, now): (&Leaving, i64),
+    (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
     let gone = json_list(failed.unwrap_or(objects).iter().map(|object| object.0));
     corruption::forget_removed(db, node, &gone)?;
@@ -153,7 +153,7 @@ pub fn ended(
 pub(super) fn keep_last_intact(
     db: &Connection,
     object: u64,
-    (leaving, now): (&Leaving, i64),
+    (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
     let sql = "SELECT removal.node FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
                WHERE removal.object = ?1 AND removal.label = 0 AND removal.node >= 0 \

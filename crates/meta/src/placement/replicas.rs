@@ -4,7 +4,7 @@
 //! only one replica; the table `replica` has the other replicas. The row of a replica is written together with the label that creates the
 //! replica, and becomes current when the label has succeeded. The row is deleted with the version, whatever the outcome of its label.
 
-use super::drains::Leaving;
+use super::nodes::NodeStates;
 use super::under_replicated::{AT_ONCE, NEW, look_again, postpone};
 use super::{burst, corruption, migrations, object_and_node, removals};
 use crate::Connection;
@@ -172,13 +172,13 @@ impl Tx<'_> {
 
     fn reported(&self, layout: &Layout) -> Vec<Value> {
         let replica = |replica: &layout::Replica| {
-            let leaves = self.shared.leaving.is_emptied(replica.node.0);
+            let leaves = self.shared.nodes.is_emptied(replica.node.0);
             let state = match replica.state {
                 ReplicaState::Current if leaves && self.shared.is_up(replica.node.0) => "leaving",
                 ReplicaState::Current if self.shared.bursts.has(replica.node.0) => "burst",
                 ReplicaState::Coming => "coming",
                 ReplicaState::Corrupt => "corrupt",
-                _ if self.shared.leaving.is_removed(replica.node.0) => "lost",
+                _ if self.shared.nodes.is_removed(replica.node.0) => "lost",
                 _ if self.shared.is_up(replica.node.0) => "current",
                 _ if self.shared.suspensions.is_suspended(replica.node.0) => "suspended",
                 _ => "offline",
@@ -376,7 +376,7 @@ pub fn ended(
     object: ObjectId,
     node: NodeId,
     well: bool,
-    (leaving, now): (&Leaving, i64),
+    (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
     let look = || {
         if leaving.is_emptied(node.0) {

@@ -1,16 +1,11 @@
-//! Suspended nodes: their states in memory and in the table `suspension`. `tidemill_sched::elastic` decides about the times.
+//! Suspended nodes: their states in memory. `nodes` stores them, and `tidemill_sched::elastic` decides about the times.
 //!
 //! The server stores the suspension of a node before any other step. A suspended node reports its state again with every connection. The
 //! server may therefore be killed at any moment.
 
 use super::energy::Energy;
-use crate::query::{execute, rows, unsigned};
-
-use crate::Connection;
 use crate::clock;
-use crate::fault::Fault;
 use parking_lot::Mutex;
-use rusqlite::params;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -292,40 +287,4 @@ pub struct StoredElasticState {
     pub since: i64,
     /// Number of times that the node was resumed, and the total time of resuming.
     pub resumes: Resumes,
-}
-
-/// Returns the stored states of all nodes.
-pub fn all(db: &Connection) -> Result<Vec<StoredElasticState>, Fault> {
-    let sql = "SELECT node, suspended, since, resumes, resume_ns FROM suspension";
-    rows(db, sql, [], |row| {
-        Ok(StoredElasticState {
-            node: row.get(0)?,
-            suspended: row.get(1)?,
-            since: row.get(2)?,
-            resumes: Resumes {
-                count: unsigned(row, 3)?,
-                total_ns: unsigned(row, 4)?,
-            },
-        })
-    })
-}
-
-/// Stores whether a node is suspended, and the durations of its resumes so far.
-pub fn keep(db: &Connection, kept: StoredElasticState) -> Result<(), Fault> {
-    let sql = "INSERT INTO suspension(node, suspended, since, resumes, resume_ns) VALUES (?1, ?2, ?3, ?4, ?5) \
-               ON CONFLICT DO UPDATE SET suspended = ?2, since = ?3, resumes = ?4, resume_ns = ?5";
-    let (count, total) = (kept.resumes.count, kept.resumes.total_ns);
-    let row = params![
-        kept.node,
-        kept.suspended,
-        kept.since,
-        count.cast_signed(),
-        total.cast_signed()
-    ];
-    execute(db, sql, row)
-}
-
-/// Deletes the state of a node that was removed from the cluster.
-pub(super) fn forget(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM suspension WHERE node = ?1", [node])
 }

@@ -3,7 +3,7 @@
 
 use super::migrations::{self, Migration};
 use super::replicas::{self, COMING};
-use super::{burst, lost_nodes, removals};
+use super::{burst, nodes, removals};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
@@ -49,9 +49,9 @@ pub fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
 /// Schedules the examination of an object whose replicas may have been lost, with the number of replicas that are not on lost nodes.
 pub(super) fn recount(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short SELECT object, \
-               (node NOT IN (SELECT node FROM lost WHERE back = 0)) + (SELECT count(*) FROM replica \
+               (node NOT IN (SELECT node FROM node WHERE state = 2)) + (SELECT count(*) FROM replica \
                 WHERE replica.object = held.object AND state = 1 \
-                AND node NOT IN (SELECT node FROM lost WHERE back = 0)), ?2 \
+                AND node NOT IN (SELECT node FROM node WHERE state = 2)), ?2 \
                FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
     execute(db, sql, params![object.cast_signed(), now])
@@ -161,7 +161,7 @@ pub fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
         short: lacking(db)?,
         unavailable: number(db, "SELECT count(*) FROM short WHERE has = 0", [])?,
         unavailable_paths: rows(db, sql, [LOST_NAMED_MAX], |row| row.get(0))?,
-        failed_nodes: lost_nodes::lost(db)?,
+        failed_nodes: nodes::lost(db)?,
         corrupt: number(db, "SELECT count(*) FROM corruption", [])?,
     })
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::suspensions::{LOOK, StoredElasticState, Suspensions, span};
-use tidemill_meta::placement::{energy, nodes, suspensions, under_replicated};
+use tidemill_meta::placement::{node_uses, nodes, under_replicated};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::{Connection, SqliteNames};
 use tidemill_model::id::NodeId;
@@ -97,7 +97,7 @@ impl Manager {
         if all.is_empty() {
             return;
         }
-        let work = move |db: &Connection| energy::keep(db, &all);
+        let work = move |db: &Connection| nodes::keep_energy(db, &all);
         if let Err(fault) = self.database.write(work).await {
             fault.log_delay("the energy consumption of nodes can't be stored");
         }
@@ -143,7 +143,7 @@ impl Manager {
         };
         let kept = self
             .database
-            .write(move |db| suspensions::keep(db, kept))
+            .write(move |db| nodes::keep_suspension(db, kept))
             .await;
         if let Err(fault) = kept {
             tracing::warn!(node, %fault, "the state of a suspended node can't be stored");
@@ -200,7 +200,7 @@ impl Manager {
         if demand.used.contains(&id) || demand.wanted.contains(&id) {
             return Some("a job needs it");
         }
-        let needs = self.database.read(|db| nodes::need(db, node));
+        let needs = self.database.read(|db| node_uses::need(db, node));
         needs.unwrap_or(Some("the needs for the node are not known at this moment"))
     }
 
@@ -271,7 +271,7 @@ impl Manager {
         let Ok(Some(holders)) = holders else { return };
         let other = suspended
             .iter()
-            .find(|node| !holders.contains(node) && !self.shared.leaving.is_closed(**node));
+            .find(|node| !holders.contains(node) && !self.shared.nodes.is_closed(**node));
         if let Some(&node) = other {
             self.suspensions().on(node, ElasticEvent::Wanted);
         }

@@ -36,9 +36,8 @@ use tidemill_meta::jobs::records;
 use tidemill_meta::jobs::spec::awaited_key;
 use tidemill_meta::multi_writer;
 use tidemill_meta::parts;
-use tidemill_meta::placement::lost_nodes::LostNodes;
 use tidemill_meta::placement::under_replicated::{MIGRATIONS, REST_NS, ReplicaFinding};
-use tidemill_meta::placement::{self, corruption, drains, migrations, scrub, under_replicated};
+use tidemill_meta::placement::{self, corruption, migrations, nodes, scrub, under_replicated};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::{Caller, Change, Changed, Connection, Fault, SqliteNames, version};
@@ -118,7 +117,8 @@ pub(crate) struct Driver {
     copy: bool,
     scrub: bool,
     /// Nodes that have been offline for longer than the repair delay.
-    losses: LostNodes,
+    /// Time for which a node may be offline before its replicas are recreated.
+    lost_after: Duration,
     /// Rate limit for replicas of versions that are no longer new.
     pace: RateLimit,
     /// Nodes that are being drained, as last reported to the dispatcher.
@@ -210,7 +210,6 @@ impl Driver {
         let dispatcher = Dispatcher::new(config, Box::new(blocks))
             .map_err(|_| Fault::Malformed("the default policy does not exist"))?;
         let change = database.read(records::last_change)?;
-        let losses = database.read(|db| LostNodes::new(db, repairing.after))?;
         let mut driver = Self {
             dispatcher,
             shared: names.shared().clone(),
@@ -231,7 +230,7 @@ impl Driver {
             copy: false,
             scrub: false,
             woken: 0,
-            losses,
+            lost_after: repairing.after,
             pace: RateLimit::new(repairing.bytes_per_sec),
             emptied: BTreeSet::new(),
             moved: true,
@@ -322,18 +321,15 @@ impl Driver {
         }
         self.finish(steps, outbox, inbox)?;
         self.corrupt.clear();
-        if copy && let Err(fault) = self.database.read(|db| self.losses.looked(db)) {
-            fault.log_delay("the remaining versions of lost nodes are not known");
-        }
         Ok(())
     }
 
     /// Creates labels for missing replicas.
     fn make_replicas(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
-        let offline = self.cluster.offline_for(self.losses.after);
-        let looks = self.losses.renew(&offline, &self.cluster.up());
+        let offline = self.cluster.offline_for(self.lost_after);
+        let looks = self.shared.nodes.renew(&offline, &self.cluster.up());
         steps.extend(looks.into_iter().map(PersistStep::Look));
-        let unlisted = self.database.read(drains::unlisted).unwrap_or_default();
+        let unlisted = self.database.read(nodes::unlisted).unwrap_or_default();
         self.copy |= !unlisted.is_empty();
         steps.extend(unlisted.into_iter().map(PersistStep::List));
         let filling = replicas::filling(&self.database, &self.cluster);
@@ -348,7 +344,7 @@ impl Driver {
             Vec::new()
         });
         let sites = self.cluster.sites();
-        let absent = NodeAbsences::new(&self.losses, &self.shared.leaving, &self.cluster);
+        let absent = NodeAbsences::new(&self.shared.nodes, &self.cluster);
         let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -374,7 +370,7 @@ impl Driver {
                 ProcessedVersion::NoFurther => break,
             }
         }
-        self.copy |= (settled && !all) || self.losses.pending();
+        self.copy |= (settled && !all) || self.shared.nodes.pending();
     }
 
     /// Sends nodes labels to read the next objects of a scrub.
@@ -484,7 +480,7 @@ impl Driver {
 
     /// Reports the nodes that accept no tasks to the dispatcher, and reports them to the namespace and the replica checks.
     fn tell_emptied(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
-        let emptied = self.shared.leaving.emptied();
+        let emptied = self.shared.nodes.emptied();
         let before = std::mem::replace(&mut self.emptied, emptied.clone());
         for &node in before.symmetric_difference(&emptied) {
             let event = Event::Emptied {

@@ -7,10 +7,10 @@ use tidemill_meta::jobs::outbox::{self, LabelWork, OutboxLabel};
 use tidemill_meta::jobs::outputs::Publishing;
 use tidemill_meta::jobs::{awaited, joins, node_statuses, records};
 use tidemill_meta::placement::burst::{self, TierNode};
-use tidemill_meta::placement::lost_nodes::{self, ReplicaReview};
+use tidemill_meta::placement::nodes::{self, ReplicaReview};
 use tidemill_meta::placement::replicas::{self, remove_replica};
 use tidemill_meta::placement::under_replicated::{self, ReplicaFinding};
-use tidemill_meta::placement::{corruption, drains, removals, scrub};
+use tidemill_meta::placement::{corruption, removals, scrub};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::vnode::Caller;
@@ -201,8 +201,8 @@ impl StepWriter<'_> {
             }
             Step::Expire { ino, object } => expiry::put_output(self.db, *ino, *object, self.now),
             Step::Remove { node, objects } => self.remove(*node, objects),
-            Step::Look(look) => lost_nodes::look(self.db, *look, self.now),
-            Step::List(node) => drains::list(self.db, *node, self.now),
+            Step::Look(look) => nodes::review(self.db, &self.shared.nodes, *look, self.now),
+            Step::List(node) => nodes::list(self.db, *node, self.now),
             Step::MakeSpace(free) => burst::make_space(self.db, self.shared, *free, self.now),
             Step::Replicas { object, found } => {
                 let changed = under_replicated::found(self.db, *object, found, self.now)?;
@@ -274,11 +274,11 @@ impl StepWriter<'_> {
         match outbox::take(self.db, label)? {
             Some(Operation::Remove { objects }) => {
                 let failed = ended.as_ref().err().map(Vec::as_slice);
-                let kept = (&self.shared.leaving, self.now);
+                let kept = (&self.shared.nodes, self.now);
                 return removals::ended(self.db, node, &objects, failed, kept);
             }
             Some(Operation::Copy { to, .. }) => {
-                let kept = (&self.shared.leaving, self.now);
+                let kept = (&self.shared.nodes, self.now);
                 return replicas::ended(self.db, to.object, node, ended.is_ok(), kept);
             }
             Some(Operation::Verify { scrub, objects, .. }) => {

@@ -106,7 +106,7 @@ pub(crate) fn keep(
     planned: &[PlannedMove],
     now: i64,
 ) -> Result<(), Fault> {
-    shared.leaving.set_moving();
+    shared.nodes.set_moving();
     planned
         .iter()
         .try_for_each(|one| migrations::rebalance(db, one.object, (one.source, one.target), now))

@@ -81,7 +81,7 @@ pub(crate) fn to(
             }));
         }
     }
-    tx.shared.leaving.set_moving();
+    tx.shared.nodes.set_moving();
     for (object, first, target) in moving {
         migrations::move_first(tx.db, object, (first, target), tx.now)?;
     }
@@ -225,7 +225,7 @@ pub(crate) fn stage_in(
         return Ok(Err(NodeRefusal::Full { node, free, needed }));
     }
     tx.evict_at_least(node, needed.saturating_sub(free))?;
-    tx.shared.leaving.set_moving();
+    tx.shared.nodes.set_moving();
     for object in new {
         tx.stage_in(object, node)?;
     }
@@ -367,7 +367,7 @@ fn takes<'a>(
     if member.burst {
         return Err(NodeRefusal::Burst(node));
     }
-    if tx.shared.leaving.is_closed(node) {
+    if tx.shared.nodes.is_closed(node) {
         return Err(NodeRefusal::Emptied(node));
     }
     let site = sites.iter().find(|site| site.node.0 == node);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use tidemill_meta::jobs::outbox;
-use tidemill_meta::placement::{corruption, lost_nodes, migrations, replicas, under_replicated};
+use tidemill_meta::placement::{corruption, migrations, nodes, replicas, under_replicated};
 use tidemill_meta::{Connection, Fault, version};
 use tidemill_model::id::{LabelId, ObjectId};
 use tidemill_model::label::Operation;
@@ -76,7 +76,7 @@ fn why_copied(db: &Connection, object: u64, removed: &BTreeSet<u32>) -> Result<S
     if !corruption::of(db, object)?.is_empty() {
         return Ok("corruption".into());
     }
-    let lost = lost_nodes::lost(db)?;
+    let lost = nodes::lost(db)?;
     let mut holders = replicas::nodes_of(db, object)?.into_iter();
     let repairs = holders.any(|holder| removed.contains(&holder) || lost.contains(&holder));
     Ok(if repairs { "repair" } else { "replicas" }.into())

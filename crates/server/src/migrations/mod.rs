@@ -8,7 +8,7 @@ pub(crate) mod reservations;
 #[cfg(test)]
 mod tests;
 
-use tidemill_meta::placement::{drains, nodes};
+use tidemill_meta::placement::{node_uses, nodes};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::{Connection, Fault};
 
@@ -125,14 +125,14 @@ pub(crate) fn drain(
     if is_last(shared, node, members) {
         return Ok(Err(NodeRefusal::Last(node)));
     }
-    drains::begin(db, &shared.leaving, node, now)?;
+    nodes::drain(db, &shared.nodes, node, now)?;
     Ok(Ok(()))
 }
 
 /// Whether no other node with a disk could take the objects of this node.
 fn is_last(shared: &NamesShared, node: u32, members: &[NodeProperties]) -> bool {
     let mut others = members.iter().filter(|one| one.node != node);
-    !others.any(|one| one.store && !one.memory && !one.burst && !shared.leaving.is_closed(one.node))
+    !others.any(|one| one.store && !one.memory && !one.burst && !shared.nodes.is_closed(one.node))
 }
 
 /// Stops draining a node. The node's remaining objects stay, and objects that have left the node stay on the other nodes.
@@ -141,7 +141,7 @@ pub(crate) fn cancel_drain(
     shared: &NamesShared,
     node: u32,
 ) -> Result<Result<(), NodeRefusal>, Fault> {
-    Ok(match drains::cancel(db, &shared.leaving, node)? {
+    Ok(match nodes::cancel_drain(db, &shared.nodes, node)? {
         true => Ok(()),
         false => Err(NodeRefusal::NotEmptied(node)),
     })
@@ -161,12 +161,12 @@ pub(crate) fn remove(
     if member.store && is_last(shared, node, members) {
         return Ok(Err(NodeRefusal::Last(node)));
     }
-    let (files, names) = nodes::files(db, node)?;
+    let (files, names) = node_uses::files(db, node)?;
     if files > 0 && !lose {
         let names = names.join(", ");
         return Ok(Err(NodeRefusal::HasFiles { node, files, names }));
     }
-    let uses = nodes::uses(db, node)?;
+    let uses = node_uses::uses(db, node)?;
     if member.up {
         if files > 0 {
             return Ok(Err(NodeRefusal::Up(node)));
@@ -183,7 +183,7 @@ pub(crate) fn remove(
 }
 
 /// Returns the reason why a node without files is still needed, or `None` if the node can be removed.
-fn in_use(uses: nodes::NodeUses) -> Option<String> {
+fn in_use(uses: node_uses::NodeUses) -> Option<String> {
     let all = [
         (uses.writing, "files that are being written there"),
         (uses.labels, "labels of tasks"),

@@ -228,7 +228,7 @@ fn keep(
     };
     let id = reservations::insert(tx.db, &new)?;
     tx.shared.bursts.set_reserved();
-    tx.shared.leaving.set_moving();
+    tx.shared.nodes.set_moving();
     let made = reservations::all(tx.db, tx.now)?;
     let made = made.iter().find(|one| one.id == id);
     let made = made.ok_or(Fault::Malformed("a reservation that has ended already"))?;

@@ -4,8 +4,7 @@ use super::{NodeProperties, files, labels};
 use crate::clock;
 use std::time::Duration;
 use tidemill_meta::placement::burst::{TierNode, is_staged_out, reported, staged_out, to_evict};
-use tidemill_meta::placement::lost_nodes::{self, LostNodes};
-use tidemill_meta::placement::{corruption, reservations};
+use tidemill_meta::placement::{corruption, nodes, reservations};
 use tidemill_meta::quota::used;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::{Caller, Fault, Names as _, NamesRequest, SqliteNames, ids};
@@ -32,7 +31,7 @@ impl Tier {
         let names = SqliteNames::open(&directory.path().join("server.db"), (0, 0)).unwrap();
         names.add_node(NodeId(3));
         names.shared().bursts.set([3].into());
-        names.shared().leaving.set_moving();
+        names.shared().nodes.set_moving();
         let all = names
             .database()
             .write_blocking(|db| ids::reserve_for(db, &Caller::root(), 10, 10));
@@ -221,11 +220,9 @@ fn lose(tier: &Tier, way: u32, object: u64) {
         match way {
             0 => corruption::found(db, &shared, NodeId(0), &[what], now).map(drop),
             1 => {
-                let mut losses = LostNodes::new(db, Duration::ZERO)?;
-                let looks = losses.renew(&[0].into(), &[]);
-                looks
-                    .into_iter()
-                    .try_for_each(|look| lost_nodes::look(db, look, now))
+                let reviews = shared.nodes.renew(&[0].into(), &[]);
+                let mut reviews = reviews.into_iter();
+                reviews.try_for_each(|review| nodes::review(db, &shared.nodes, review, now))
             }
             _ => {
                 let members = [member(0, false), member(1, false), member(3, true)];

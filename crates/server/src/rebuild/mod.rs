@@ -175,7 +175,7 @@ fn write(
     schema::create_filled(path, |db| {
         let mut rebuilt = fill(db, all, root_owner)?;
         for node in removed {
-            nodes::insert_removed(db, *node, clock::now_ns())?;
+            nodes::insert_removed(db, *node)?;
         }
         rebuilt.absent.retain(|node| !removed.contains(node));
         rebuilt.removed = removed.to_vec();

@@ -3,7 +3,6 @@
 pub mod awaited;
 pub mod data;
 pub mod joins;
-pub mod node_statuses;
 pub mod outbox;
 pub mod output_paths;
 pub mod outputs;

@@ -366,11 +366,26 @@ pub fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>,
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Stores the statuses of the nodes at the start of a job.
+pub fn put_nodes(db: &Connection, job: JobId, nodes: &v1::Peers) -> Result<(), Fault> {
+    let sql = "UPDATE job SET nodes = ?2 WHERE job = ?1";
+    execute(db, sql, params![job.0.cast_signed(), nodes.encode_to_vec()])
+}
+
+/// Returns the statuses of the nodes at the start of a job, in the order of their ids.
+pub fn nodes(db: &Connection, job: JobId) -> Result<Vec<v1::Node>, Fault> {
+    let sql = "SELECT nodes FROM job WHERE job = ?1 AND nodes IS NOT NULL";
+    let stored: Option<Vec<u8>> = find(db, sql, [job.0.cast_signed()], |row| row.get(0))?;
+    let nodes = v1::Peers::decode(stored.unwrap_or_default().as_slice())
+        .map_err(|error| Fault::Corrupt(format!("nodes of job {job}: {error}")))?;
+    Ok(nodes.nodes)
+}
+
 /// Deletes a job that has ended, with the output texts of its tasks and the reasons for their placements; returns false for a job that
 /// still runs or was deleted before. Lineage and cached results need the rest.
 pub fn delete(db: &Connection, job: JobId) -> Result<bool, Fault> {
     let (job, running) = (job.0.cast_signed(), state_number(State::Running));
-    let sql = "UPDATE job SET deleted = 1, submission_id = NULL WHERE job = ?1 AND deleted = 0 AND state != ?2";
+    let sql = "UPDATE job SET deleted = 1, submission_id = NULL, nodes = NULL WHERE job = ?1 AND deleted = 0 AND state != ?2";
     if changed(db, sql, params![job, running])? == 0 {
         return Ok(false);
     }

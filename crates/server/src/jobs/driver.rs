@@ -570,7 +570,9 @@ impl Driver {
         match message {
             DriverMessage::Report(report) => self.on_report(*report, steps, outbox),
             DriverMessage::Submitted(job) => {
-                let nodes = trace::nodes(&job, &self.dispatcher, clock::now());
+                let nodes = v1::Peers {
+                    nodes: trace::nodes(&job, &self.dispatcher, clock::now()),
+                };
                 let id = job.spec.job;
                 steps.push(PersistStep::Nodes { job: id, nodes });
                 self.take(*job, steps, outbox);

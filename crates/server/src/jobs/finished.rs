@@ -5,7 +5,7 @@ use crate::clock;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
-use tidemill_meta::jobs::{node_statuses, records};
+use tidemill_meta::jobs::records;
 use tidemill_meta::{Connection, Fault, SqliteNames};
 use tidemill_model::id::JobId;
 
@@ -46,7 +46,6 @@ fn delete_now(db: &Connection, jobs: &[u64]) -> Result<Vec<u64>, Fault> {
     let mut deleted = Vec::new();
     for &job in jobs {
         if records::delete(db, JobId(job))? {
-            node_statuses::delete(db, JobId(job))?;
             deleted.push(job);
         }
     }

@@ -5,7 +5,7 @@ use super::publish::publish;
 use std::collections::BTreeSet;
 use tidemill_meta::jobs::outbox::{self, LabelWork, OutboxLabel};
 use tidemill_meta::jobs::outputs::Publishing;
-use tidemill_meta::jobs::{awaited, joins, node_statuses, records};
+use tidemill_meta::jobs::{awaited, joins, records};
 use tidemill_meta::placement::burst::{self, TierNode};
 use tidemill_meta::placement::nodes::{self, ReplicaReview};
 use tidemill_meta::placement::replicas::{self, remove_replica};
@@ -41,7 +41,7 @@ pub(crate) enum PersistStep {
         at: Time,
     },
     /// Stores the nodes of the cluster at the start of a job.
-    Nodes { job: JobId, nodes: Vec<v1::Node> },
+    Nodes { job: JobId, nodes: v1::Peers },
     /// Stores the reason for the placement of a task.
     Decided { job: JobId, decision: Box<Decision> },
     /// Publishes the outputs of a task that succeeded.
@@ -180,7 +180,7 @@ impl StepWriter<'_> {
                 }
             }
             Step::Job { job, state, at } => self.job(*job, *state, *at),
-            Step::Nodes { job, nodes } => node_statuses::put(self.db, *job, nodes),
+            Step::Nodes { job, nodes } => records::put_nodes(self.db, *job, nodes),
             Step::Decided { job, decision } => records::put_decision(self.db, *job, decision),
             Step::Publish(publishing) => {
                 let (changes, elsewhere) = publish(self.db, self.shared, publishing, self.now)?;

@@ -6,7 +6,7 @@
 use super::{SubmittedJob, store};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_meta::jobs::spec::{StoredOrigin, StoredShare};
-use tidemill_meta::jobs::{node_statuses, view};
+use tidemill_meta::jobs::{records, view};
 use tidemill_meta::lineage::original_ns;
 use tidemill_meta::{Connection, Fault, parts};
 use tidemill_model::event::{JobSpec, Origin};
@@ -154,7 +154,7 @@ pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, F
         }
     }
     Ok(v1::JobTrace {
-        nodes: node_statuses::of_job(db, JobId(job.job))?,
+        nodes: records::nodes(db, JobId(job.job))?,
         job: Some(job),
         files: files.into_values().collect(),
         tasks,

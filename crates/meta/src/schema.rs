@@ -79,7 +79,7 @@ CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTE
 CREATE INDEX writing_session ON writing(session);
 CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
 CREATE INDEX xattr_name ON xattr(name);
-CREATE TABLE orphan(ino INTEGER PRIMARY KEY);
+CREATE INDEX inode_without_name ON inode(ino) WHERE nlink = 0;
 CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY(ino,
   object)) WITHOUT ROWID;
 CREATE INDEX expiry_at ON expiry(at);
@@ -184,12 +184,6 @@ CREATE TRIGGER reserved_object_deleted AFTER DELETE ON removal BEGIN
 END;
 CREATE TRIGGER space_reservation_ended AFTER DELETE ON space_reservation BEGIN
   DELETE FROM reserved_object WHERE reservation = OLD.reservation;
-END;
-CREATE TRIGGER space_reservation_orphan AFTER INSERT ON orphan BEGIN
-  DELETE FROM space_reservation WHERE ino = NEW.ino;
-END;
-CREATE TRIGGER space_reservation_directory AFTER DELETE ON inode BEGIN
-  DELETE FROM space_reservation WHERE ino = OLD.ino;
 END;
 CREATE TRIGGER reserved_object_closed AFTER INSERT ON burst BEGIN
   UPDATE space_reservation SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE reservation =

@@ -2,6 +2,7 @@
 
 use super::fault::Fault;
 use super::paths;
+use super::placement::reservations;
 use super::transaction::{Change, PATH_MAX, Tx, check_free, check_name, shown};
 use super::vnode::{
     GROUP_EXEC, InodeRecord, NO_NODE, READ, SEARCH, SETGID, SETUID, STICKY, WRITE, select_vnodes,
@@ -380,9 +381,11 @@ impl Tx<'_> {
             vnode.update(self.db)?;
         } else if vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             vnode.update(self.db)?;
-            keep_orphan(self.db, vnode.ino)?;
         } else {
             self.purge(&vnode)?;
+        }
+        if vnode.is_dir() && self.shared.bursts.reserved() {
+            reservations::forget_directory(self.db, vnode.ino)?;
         }
         Ok(vnode)
     }
@@ -593,21 +596,6 @@ fn is_empty(db: &Connection, directory: u64) -> Result<bool, Fault> {
         "SELECT 1 FROM dirent WHERE parent = ?1 LIMIT 1",
         [directory.cast_signed()],
     )?)
-}
-
-/// Records that an inode without a name is still open.
-fn keep_orphan(db: &Connection, ino: u64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO orphan VALUES (?1)";
-    execute(db, sql, [ino.cast_signed()])
-}
-
-/// Returns the inodes without a name that were still open when they lost their last name.
-pub(super) fn orphans(db: &Connection) -> Result<Vec<u64>, Fault> {
-    rows(db, "SELECT ino FROM orphan", [], |row| unsigned(row, 0))
-}
-
-pub(super) fn forget_orphan(db: &Connection, ino: u64) -> Result<(), Fault> {
-    execute(db, "DELETE FROM orphan WHERE ino = ?1", [ino.cast_signed()])
 }
 
 /// Returns the names of at most `max` entries of a directory.

@@ -8,7 +8,6 @@ use super::placement::{self, burst, corruption, migrations, removals, under_repl
 use super::remotes;
 use super::rules::runs::ABANDONED;
 use super::transaction::{Change, Tx};
-use super::tree;
 use super::vnode::{InodeRecord, NO_NODE};
 use super::writers::SILENCE_NS_MAX;
 use crate::Connection;
@@ -791,7 +790,6 @@ impl Tx<'_> {
     /// Removes an inode and requests the removal of the file's bytes.
     pub fn purge(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         vnode.delete(self.db)?;
-        tree::forget_orphan(self.db, vnode.ino)?;
         self.shared.remove_file();
         if vnode.writing != 0 {
             self.drop_unsealed(vnode)?;
@@ -833,14 +831,11 @@ impl Tx<'_> {
 
     /// Removes files without names after a mount has disconnected for good and no other client has the files open.
     pub(crate) fn purge_orphans(&self) -> Result<usize, Fault> {
-        let mut purged = 0;
-        for ino in tree::orphans(self.db)? {
-            if let Some(vnode) = InodeRecord::find(self.db, ino)? {
-                self.purge_if_orphan(&vnode)?;
-                purged += 1;
-            }
+        let orphans = InodeRecord::without_names(self.db)?;
+        for vnode in &orphans {
+            self.purge_if_orphan(vnode)?;
         }
-        Ok(purged)
+        Ok(orphans.len())
     }
 }
 

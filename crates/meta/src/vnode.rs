@@ -2,7 +2,7 @@
 
 use super::fault::Fault;
 use crate::Connection;
-use crate::query::{execute, find, unsigned};
+use crate::query::{execute, find, rows, unsigned};
 use rusqlite::{ErrorCode, Row, params};
 use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
@@ -209,6 +209,11 @@ impl InodeRecord {
             key,
             Self::from_row,
         )
+    }
+
+    /// Returns the records of inodes that a client still had open when they lost their last name.
+    pub(super) fn without_names(db: &Connection) -> Result<Vec<Self>, Fault> {
+        rows(db, select_vnodes!("FROM inode WHERE nlink = 0"), [], Self::from_row)
     }
 
     /// Inserts the record as a new row of the table `inode`; fails if the inode id is in use.

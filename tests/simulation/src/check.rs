@@ -78,7 +78,7 @@ impl World {
         );
         look(
             "a deleted file is still kept",
-            self.ask("SELECT * FROM orphan"),
+            self.ask("SELECT ino FROM inode WHERE nlink = 0"),
         );
         look(
             "the objects of a drained node are still being listed",

@@ -1,6 +1,6 @@
 //! Reserved space in the burst tier (table `space_reservation`), and the versions placed within a reservation (table `reserved_object`).
 //! [`tidemill_sched::reservation`] defines which clients may begin which versions. Triggers of the database count the used space of a
-//! reservation and end the reservation with its directory.
+//! reservation.
 
 use super::burst::{HEARD_NS, TierState, sum_of};
 use crate::query::{execute, number, numbers, rows, unsigned};
@@ -156,6 +156,12 @@ pub fn release(db: &Connection, id: u64) -> Result<(), Fault> {
 /// Ends the reservations on a node.
 pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
     execute(db, "DELETE FROM space_reservation WHERE node = ?1", [node])
+}
+
+/// Ends the reservations for the files below a directory that lost its name.
+pub(crate) fn forget_directory(db: &Connection, ino: u64) -> Result<(), Fault> {
+    let sql = "DELETE FROM space_reservation WHERE ino = ?1";
+    execute(db, sql, [ino.cast_signed()])
 }
 
 /// Returns whether any reservation has expired.

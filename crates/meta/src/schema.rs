@@ -71,8 +71,9 @@ CREATE TABLE dirent(parent INTEGER NOT NULL, name BLOB NOT NULL, ino INTEGER NOT
 CREATE INDEX dirent_ino ON dirent(ino);
 CREATE TABLE version(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, version INTEGER NOT NULL, size INTEGER NOT NULL,
   node INTEGER NOT NULL, uid INTEGER NOT NULL, sealed_at INTEGER NOT NULL, task INTEGER NOT NULL, path BLOB NOT NULL,
-  removed INTEGER NOT NULL DEFAULT 0, replicas INTEGER NOT NULL DEFAULT 1);
+  removed INTEGER NOT NULL DEFAULT 0, replicas INTEGER NOT NULL DEFAULT 1, expires INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX version_ino ON version(ino, version);
+CREATE INDEX version_expires ON version(expires) WHERE expires > 0;
 CREATE INDEX version_replicas ON version(node, object) WHERE replicas > 1 AND removed = 0;
 CREATE TABLE writing(object INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, session INTEGER NOT NULL,
   uid INTEGER NOT NULL, started INTEGER NOT NULL, last_publication INTEGER NOT NULL DEFAULT 0);
@@ -80,9 +81,6 @@ CREATE INDEX writing_session ON writing(session);
 CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
 CREATE INDEX xattr_name ON xattr(name);
 CREATE INDEX inode_without_name ON inode(ino) WHERE nlink = 0;
-CREATE TABLE expiry(ino INTEGER NOT NULL, object INTEGER NOT NULL, at INTEGER NOT NULL, PRIMARY KEY(ino,
-  object)) WITHOUT ROWID;
-CREATE INDEX expiry_at ON expiry(at);
 CREATE TABLE note(node INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL, PRIMARY KEY(node,
   ino)) WITHOUT ROWID;
 CREATE TABLE locker(session INTEGER PRIMARY KEY);

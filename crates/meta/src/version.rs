@@ -968,6 +968,12 @@ pub fn file_of(db: &Connection, object: u64) -> Result<Option<(Vec<u8>, u64, u64
     })
 }
 
+/// Schedules the removal of a version, with all names of its file, at time `at`; 0 cancels it.
+pub fn set_expiry(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
+    let sql = "UPDATE version SET expires = ?2 WHERE object = ?1";
+    query::execute(db, sql, params![object.cast_signed(), at])
+}
+
 /// Sets the node of the first replica of a version. Does nothing if the object is no version.
 pub(super) fn set_node(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE version SET node = ?2 WHERE object = ?1";

@@ -296,7 +296,7 @@ impl World {
             ("a file is to go", "SELECT * FROM mapped".into()),
             (
                 "a part is to go",
-                format!("SELECT * FROM expiry WHERE at <= {now}"),
+                format!("SELECT object FROM version WHERE expires > 0 AND expires <= {now}"),
             ),
         ] {
             look(what, self.ask(&sql));

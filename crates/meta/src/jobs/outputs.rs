@@ -8,7 +8,7 @@ use crate::query::exists;
 use crate::shared::NamesShared;
 use crate::transaction::{Tx, check_free, check_name};
 use crate::vnode::{Caller, InodeRecord, NO_NODE, SETGID, WRITE};
-use crate::{Change, Fault, expiry, ids, parts};
+use crate::{Change, Fault, ids, parts, version};
 use std::sync::Arc;
 use tidemill_lang::job::Lifetime;
 use tidemill_model::event::OutputSpec;
@@ -171,8 +171,8 @@ pub fn name_outputs(
     data::put_outputs(db, publishing.task, &outputs)?;
     if let Lifetime::After(span) = publishing.lifetime {
         let at = now.saturating_add_unsigned(span.0);
-        for (output, placed) in outputs.iter().filter(|(output, _)| !output.part) {
-            expiry::put(db, output.inode.0, placed.object.0, at)?;
+        for (_, placed) in outputs.iter().filter(|(output, _)| !output.part) {
+            version::set_expiry(db, placed.object.0, at)?;
         }
     }
     Ok((tx.changes, elsewhere))

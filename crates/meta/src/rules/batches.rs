@@ -1,13 +1,13 @@
 //! Batches of hooks: the sets of files that are reduced together. A file belongs to the batch that is open when the file is queued.
 
 use super::jobs;
-use super::runs::MatchState;
+use super::runs::{self, MatchState};
 use crate::Connection;
 use crate::query::stored_enum;
 use crate::query::{changed, execute, exists, find, rows, unsigned};
 use crate::shared::NamesShared;
 use crate::transaction::Tx;
-use crate::{Caller, Fault, expiry};
+use crate::{Caller, Fault, version};
 use rusqlite::params;
 use std::collections::BTreeSet;
 use tidemill_lang::rule::hook::file_order;
@@ -266,7 +266,9 @@ pub fn settle(db: &Connection, now: i64) -> Result<(), Fault> {
     for (batch, state, error) in ended {
         if state == Some(v1::State::Done.into()) {
             end(db, batch, BatchState::Done, ("", now))?;
-            expiry::schedule_mapped(db, batch, now)?;
+            for object in runs::mapped_objects(db, batch)? {
+                version::set_expiry(db, object, now)?;
+            }
             continue;
         }
         let why = error.filter(|error| !error.is_empty());

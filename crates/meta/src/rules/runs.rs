@@ -295,6 +295,15 @@ pub fn requeue_sealed(db: &Connection, rules: &Rules) -> Result<(), Fault> {
     execute(db, sql, row)
 }
 
+/// Returns the results of a batch's map tasks.
+pub(super) fn mapped_objects(db: &Connection, (rule, batch): (u64, u64)) -> Result<Vec<u64>, Fault> {
+    let sql = "SELECT made.object FROM rule_run CROSS JOIN task_output AS made \
+               ON made.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
+               WHERE rule = ?1 AND batch = ?2 AND batch != 0 AND state = ?3";
+    let row = params![rule.cast_signed(), batch.cast_signed(), MatchState::Done];
+    rows(db, sql, row, |row| unsigned(row, 0))
+}
+
 /// Records the outcomes of jobs that have ended. Returns whether more ended jobs may remain.
 pub fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
     let jobs = jobs::ended(db, JOBS_MAX)?;

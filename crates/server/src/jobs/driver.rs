@@ -1290,7 +1290,7 @@ impl Driver {
         steps.extend(
             unused
                 .into_iter()
-                .map(|(ino, object)| PersistStep::Expire { ino, object }),
+                .map(|(_, object)| PersistStep::Expire(object)),
         );
     }
 

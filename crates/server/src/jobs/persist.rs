@@ -14,7 +14,7 @@ use tidemill_meta::placement::{corruption, removals, scrub};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::vnode::Caller;
-use tidemill_meta::{Change, Connection, Fault, expiry};
+use tidemill_meta::{Change, Connection, Fault, version};
 use tidemill_model::event::{Decision, JobState, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_model::label::{Corrupt, Failure, FailureKind, Operation, Outcome};
@@ -55,7 +55,7 @@ pub(crate) enum PersistStep {
         above_idle: Option<u64>,
     },
     /// Removes an expired version, with the names of its file.
-    Expire { ino: u64, object: u64 },
+    Expire(u64),
     /// Removes objects that will never be versions of files.
     Remove {
         node: NodeId,
@@ -199,7 +199,7 @@ impl StepWriter<'_> {
                 records::set_run(self.db, *task, *node, outcome, self.change)?;
                 records::add_energy(self.db, *task, outcome.cpu, *above_idle)
             }
-            Step::Expire { ino, object } => expiry::put_output(self.db, *ino, *object, self.now),
+            Step::Expire(object) => version::set_expiry(self.db, *object, self.now),
             Step::Remove { node, objects } => self.remove(*node, objects),
             Step::Look(look) => nodes::review(self.db, &self.shared.nodes, *look, self.now),
             Step::List(node) => nodes::list(self.db, *node, self.now),

@@ -767,7 +767,7 @@ mod tests {
     use super::*;
     use rusqlite::hooks::{AuthAction, AuthContext, Authorization, TransactionOperation};
 
-    const INSERT: &str = "INSERT INTO same VALUES (?1, ?1)";
+    const INSERT: &str = "INSERT INTO content VALUES (?1, ?1, NULL)";
 
     /// Step of a transaction at which SQLite is made to fail.
     #[derive(Clone, Copy, Debug)]
@@ -823,7 +823,7 @@ mod tests {
 
         fn kept(&self) -> Vec<i64> {
             self.read(|db| {
-                let mut statement = db.sql.prepare("SELECT object FROM same ORDER BY object")?;
+                let mut statement = db.sql.prepare("SELECT object FROM content ORDER BY object")?;
                 let rows = statement.query_map([], |row| row.get(0))?;
                 Ok(rows.collect::<Result<_, _>>()?)
             })
@@ -979,7 +979,7 @@ mod tests {
         let reader = schema::open_reader(&path).unwrap();
         reader
             .sql
-            .execute_batch("BEGIN; SELECT count(*) FROM same;")
+            .execute_batch("BEGIN; SELECT count(*) FROM content;")
             .unwrap();
         no_sync();
         let held = database.writing.lock();

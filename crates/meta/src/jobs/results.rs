@@ -63,20 +63,20 @@ pub fn find(db: &Connection, search: &ResultSearch) -> Result<Vec<CachedTask>, F
 
 /// Returns the first object with the content of `object`.
 pub fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
-    let sql = "SELECT first FROM same WHERE object = ?1";
+    let sql = "SELECT first FROM content WHERE object = ?1 AND first IS NOT NULL";
     let found = query::find(db, sql, [object.cast_signed()], |row| row.get::<_, i64>(0))?;
     Ok(found.map_or(object, i64::cast_unsigned))
 }
 
 /// Records the first object with the content of `object`.
 pub fn put_first(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
-    let row = params![object.cast_signed(), first.cast_signed()];
-    query::execute(db, "INSERT OR REPLACE INTO same VALUES (?1, ?2)", row)
+    let sql = "INSERT INTO content(object, first) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET first = ?2";
+    query::execute(db, sql, [object, first].map(u64::cast_signed))
 }
 
 /// Returns the hash of an object's content, if the object was hashed.
 pub fn content(db: &Connection, object: u64) -> Result<Option<String>, Fault> {
-    let sql = "SELECT hash FROM content WHERE object = ?1";
+    let sql = "SELECT hash FROM content WHERE object = ?1 AND hash IS NOT NULL";
     query::find(db, sql, [object.cast_signed()], |row| row.get(0))
 }
 
@@ -90,7 +90,8 @@ pub fn put_content(db: &Connection, object: u64, hash: &str) -> Result<(), Fault
     let mut statement = db.sql.prepare_cached(sql)?;
     let known: Option<i64> = statement.query_row([hash], |row| row.get(0))?;
     let row = params![first_before.cast_signed(), hash];
-    query::execute(db, "INSERT INTO content VALUES (?1, ?2)", row)?;
+    let sql = "INSERT INTO content(object, hash) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET hash = ?2";
+    query::execute(db, sql, row)?;
     match known {
         Some(known) if first_before == object => {
             put_first(db, object, first(db, known.cast_unsigned())?)

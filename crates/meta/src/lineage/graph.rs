@@ -143,7 +143,7 @@ pub(super) fn versions(
                iif(node >= 0, node, coalesce((SELECT part.node FROM part \
                WHERE part.object = version.object AND seq = 0), 0)), task, \
                coalesce(same.first, 0), coalesce(content.hash, '') FROM json_each(?1) AS met \
-               CROSS JOIN version ON version.object = met.value LEFT JOIN same ON same.object = version.object \
+               CROSS JOIN version ON version.object = met.value LEFT JOIN content AS same ON same.object = version.object \
                LEFT JOIN content ON content.object = coalesce(same.first, version.object)";
     let wanted = json_list(objects.iter().copied());
     let mut annotations = annotations(db, &wanted)?;

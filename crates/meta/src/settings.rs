@@ -2,12 +2,14 @@
 
 use super::fault::Fault;
 use crate::Connection;
-use crate::query::{execute, find, rows, unsigned};
+use crate::query::{execute, find};
 use rusqlite::params;
 use tidemill_wire::capability::CapabilityKey;
 
 /// Name of the setting with the time of the recovery of this database, and whether the recovered database was incomplete.
 const REBUILT: &str = "rebuilt";
+/// Name of the setting with the sessions of the mounts that may have locks.
+const LOCKERS: &str = "lockers";
 
 /// Returns the value of a setting.
 pub fn get(db: &Connection, name: &str) -> Result<Option<Vec<u8>>, Fault> {
@@ -59,14 +61,16 @@ pub fn rebuilt(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
 
 /// Returns the sessions of mounts that may have locks.
 pub fn lockers(db: &Connection) -> Result<Vec<u64>, Fault> {
-    rows(db, "SELECT session FROM locker", [], |row| unsigned(row, 0))
+    let sessions = get(db, LOCKERS)?.unwrap_or_default();
+    let (sessions, _) = sessions.as_chunks();
+    Ok(sessions.iter().copied().map(u64::from_le_bytes).collect())
 }
 
 /// Records whether a mount may have locks from now on.
 pub fn set_locker(db: &Connection, session: u64, has: bool) -> Result<(), Fault> {
-    let sql = match has {
-        true => "INSERT OR IGNORE INTO locker VALUES (?1)",
-        false => "DELETE FROM locker WHERE session = ?1",
-    };
-    execute(db, sql, [session.cast_signed()])
+    let mut sessions = lockers(db)?;
+    sessions.retain(|one| *one != session);
+    sessions.extend(has.then_some(session));
+    let sessions: Vec<u8> = sessions.into_iter().flat_map(u64::to_le_bytes).collect();
+    set(db, LOCKERS, &sessions)
 }

@@ -2,7 +2,9 @@
 
 use super::fault::Fault;
 use crate::Connection;
-use crate::query::{changed, execute, find, rows, unsigned};
+use crate::query::{changed, execute, find, number, rows, unsigned};
+use prost::Message as _;
+use rusqlite::types::Type;
 use rusqlite::{OptionalExtension, Row, params};
 use std::collections::BTreeMap;
 use tidemill_wire::v1;
@@ -11,31 +13,26 @@ use tidemill_wire::v1;
 const FORGET_MAX: u32 = 10_000;
 
 fn remote_of(row: &Row<'_>) -> rusqlite::Result<v1::Remote> {
+    let attachment: Option<Vec<u8>> = row.get(5)?;
+    let attachment = attachment.map(|stored| v1::Attachment::decode(stored.as_slice()));
+    let corrupt =
+        |error| rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, Box::new(error));
     Ok(v1::Remote {
         name: row.get(0)?,
         uri: row.get(1)?,
         read_only: row.get(2)?,
         uid: row.get(3)?,
         added: row.get(4)?,
-        attachment: None,
+        attachment: attachment.transpose().map_err(corrupt)?,
     })
 }
 
 /// Returns all remotes, with their attachments.
 pub fn all(db: &Connection) -> Result<Vec<v1::Remote>, Fault> {
-    let mut statement = db
-        .sql
-        .prepare_cached("SELECT * FROM remote ORDER BY name")?;
-    let rows = statement.query_map([], remote_of)?;
-    let mut remotes = rows.collect::<Result<Vec<_>, _>>()?;
-    let mut attachments = attachments(db)?;
-    for remote in &mut remotes {
-        remote.attachment = attachments.remove(&remote.name);
-    }
-    Ok(remotes)
+    rows(db, "SELECT * FROM remote ORDER BY name", [], remote_of)
 }
 
-/// Returns a remote without its attachment.
+/// Returns a remote with its attachment.
 pub fn one(db: &Connection, name: &str) -> Result<Option<v1::Remote>, Fault> {
     let sql = "SELECT * FROM remote WHERE name = ?1";
     find(db, sql, [name], remote_of)
@@ -43,17 +40,15 @@ pub fn one(db: &Connection, name: &str) -> Result<Option<v1::Remote>, Fault> {
 
 /// Adds a remote whose name no other remote has.
 pub fn insert(db: &Connection, remote: &v1::Remote) -> Result<(), Fault> {
-    let mut insert = db
-        .sql
-        .prepare_cached("INSERT INTO remote VALUES (?1, ?2, ?3, ?4, ?5)")?;
-    insert.execute(params![
+    let sql = "INSERT INTO remote(name, uri, read_only, uid, added) VALUES (?1, ?2, ?3, ?4, ?5)";
+    let row = params![
         remote.name,
         remote.uri,
         remote.read_only,
         remote.uid,
         remote.added
-    ])?;
-    Ok(())
+    ];
+    execute(db, sql, row)
 }
 
 /// Removes a remote that is not attached.
@@ -61,36 +56,15 @@ pub fn remove(db: &Connection, name: &str) -> Result<(), Fault> {
     execute(db, "DELETE FROM remote WHERE name = ?1", [name])
 }
 
-fn attachment_of(row: &Row<'_>) -> rusqlite::Result<(String, v1::Attachment)> {
-    let number = |at: usize| unsigned(row, at);
-    let attachment = v1::Attachment {
-        directory: row.get(1)?,
-        node: row.get(2)?,
-        every_s: row.get(3)?,
-        uid: row.get(4)?,
-        gid: row.get(5)?,
-        mode: row.get(6)?,
-        asked: number(7)?,
-        answered: number(8)?,
-        looked: row.get(9)?,
-        files: number(10)?,
-        passed: number(11)?,
-        example: row.get(12)?,
-        trouble: row.get(13)?,
-    };
-    Ok((row.get(0)?, attachment))
-}
-
 /// Returns all attachments, by the names of the remotes.
 pub fn attachments(db: &Connection) -> Result<BTreeMap<String, v1::Attachment>, Fault> {
-    rows(db, "SELECT * FROM attachment", [], attachment_of)
+    let attached = |one: v1::Remote| Some((one.name, one.attachment?));
+    Ok(all(db)?.into_iter().filter_map(attached).collect())
 }
 
 /// Returns the attachment of a remote.
 pub fn attachment(db: &Connection, remote: &str) -> Result<Option<v1::Attachment>, Fault> {
-    let sql = "SELECT * FROM attachment WHERE remote = ?1";
-    let found = find(db, sql, [remote], attachment_of)?;
-    Ok(found.map(|(_, attachment)| attachment))
+    Ok(one(db, remote)?.and_then(|remote| remote.attachment))
 }
 
 /// Whether a path is the path of a directory, or below the directory.
@@ -108,55 +82,69 @@ pub(crate) fn is_read_only(db: &Connection, node: i64, path: &[u8]) -> Result<bo
 
 /// Returns the nodes whose stores are read-only for the directory of this path.
 pub fn read_only_nodes(db: &Connection, path: &str) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT directory, node FROM attachment JOIN remote ON name = remote WHERE read_only";
-    let mut statement = db.sql.prepare_cached(sql)?;
-    let attached = statement.query_map([], |row| Ok((row.get::<_, String>(0)?, row.get(1)?)))?;
-    let mut attached = attached.collect::<Result<Vec<_>, _>>()?;
-    attached.retain(|(directory, _)| within(directory, path));
-    Ok(attached.into_iter().map(|(_, node)| node).collect())
+    let sql = "SELECT * FROM remote WHERE read_only AND attachment IS NOT NULL";
+    let remotes: Vec<v1::Remote> = rows(db, sql, [], remote_of)?;
+    let attached = remotes.into_iter().filter_map(|one| one.attachment);
+    let attached = attached.filter(|one| within(&one.directory, path));
+    Ok(attached.map(|one| one.node).collect())
 }
 
-/// Attaches a remote to a directory.
+fn set_attachment(
+    db: &Connection,
+    remote: &str,
+    attachment: Option<v1::Attachment>,
+) -> Result<(), Fault> {
+    let sql = "UPDATE remote SET attachment = ?2 WHERE name = ?1";
+    let attachment = attachment.map(|attachment| attachment.encode_to_vec());
+    execute(db, sql, params![remote, attachment])
+}
+
+/// Attaches a remote to a directory. Requests the first scan of the store.
 pub fn attach(db: &Connection, remote: &str, attachment: &v1::Attachment) -> Result<(), Fault> {
-    let sql = "INSERT INTO attachment(remote, directory, node, every_s, uid, gid, mode) VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7)";
-    let row = params![
-        remote,
-        attachment.directory,
-        attachment.node,
-        attachment.every_s,
-        attachment.uid,
-        attachment.gid,
-        attachment.mode & 0o777
-    ];
-    execute(db, sql, row)
+    let attachment = v1::Attachment {
+        directory: attachment.directory.clone(),
+        node: attachment.node,
+        every_s: attachment.every_s,
+        uid: attachment.uid,
+        gid: attachment.gid,
+        mode: attachment.mode & 0o777,
+        asked: 1,
+        ..v1::Attachment::default()
+    };
+    set_attachment(db, remote, Some(attachment))
 }
 
 /// Deletes the attachment of a remote. The known objects of the remote remain.
 pub fn detach(db: &Connection, remote: &str) -> Result<(), Fault> {
-    execute(db, "DELETE FROM attachment WHERE remote = ?1", [remote])
+    set_attachment(db, remote, None)
 }
 
 /// Requests another scan of the store of a remote.
 pub fn request_scan(db: &Connection, remote: &str) -> Result<(), Fault> {
-    let sql = "UPDATE attachment SET asked = asked + 1 WHERE remote = ?1";
-    execute(db, sql, [remote])
+    let mut attachment = attachment(db, remote)?;
+    if let Some(attachment) = &mut attachment {
+        attachment.asked += 1;
+    }
+    set_attachment(db, remote, attachment)
 }
 
 /// Stores the outcome of a scan, which `scan` contains: the request that the scan answers, its time, the number and an example of the
 /// objects that it passed over, and the trouble. Counts the known objects of the remote.
 pub fn end_scan(db: &Connection, remote: &str, scan: &v1::Attachment) -> Result<(), Fault> {
-    let sql =
-        "UPDATE attachment SET answered = ?2, looked = ?3, passed = ?4, example = ?5, trouble = ?6,
-        files = (SELECT count(*) FROM followed WHERE remote = ?1) WHERE remote = ?1";
-    let row = params![
-        remote,
-        scan.answered.cast_signed(),
-        scan.looked,
-        scan.passed.cast_signed(),
-        scan.example,
-        scan.trouble
-    ];
-    execute(db, sql, row)
+    let Some(attachment) = attachment(db, remote)? else {
+        return Ok(());
+    };
+    let sql = "SELECT count(*) FROM followed WHERE remote = ?1";
+    let attachment = v1::Attachment {
+        answered: scan.answered,
+        looked: scan.looked,
+        passed: scan.passed,
+        example: scan.example.clone(),
+        trouble: scan.trouble.clone(),
+        files: number(db, sql, [remote])?,
+        ..attachment
+    };
+    set_attachment(db, remote, Some(attachment))
 }
 
 /// A known object of a remote's store.

@@ -258,11 +258,7 @@ CREATE INDEX workspace_member_workspace ON workspace_member(workspace);
 // Stores outside of the cluster, without their keys; directories that show a store, and the objects found there.
 const REMOTES: &str = "
 CREATE TABLE remote(name TEXT PRIMARY KEY, uri TEXT NOT NULL, read_only INTEGER NOT NULL, uid INTEGER NOT NULL,
-  added INTEGER NOT NULL) WITHOUT ROWID;
-CREATE TABLE attachment(remote TEXT PRIMARY KEY, directory TEXT NOT NULL UNIQUE, node INTEGER NOT NULL, every_s INTEGER NOT NULL,
-  uid INTEGER NOT NULL, gid INTEGER NOT NULL, mode INTEGER NOT NULL, asked INTEGER NOT NULL DEFAULT 1,
-  answered INTEGER NOT NULL DEFAULT 0, looked INTEGER NOT NULL DEFAULT 0, files INTEGER NOT NULL DEFAULT 0,
-  passed INTEGER NOT NULL DEFAULT 0, example TEXT NOT NULL DEFAULT '', trouble TEXT NOT NULL DEFAULT '') WITHOUT ROWID;
+  added INTEGER NOT NULL, attachment BLOB) WITHOUT ROWID;
 CREATE TABLE followed(number INTEGER PRIMARY KEY, remote TEXT NOT NULL, path TEXT NOT NULL, size INTEGER NOT NULL,
   tag TEXT NOT NULL, object INTEGER NOT NULL);
 CREATE UNIQUE INDEX followed_path ON followed(remote, path);

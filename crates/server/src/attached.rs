@@ -248,11 +248,7 @@ pub(crate) async fn attach(
 
 /// Returns a remote with its attachment.
 fn shown(db: &Connection, name: &str) -> Result<Result<v1::Remote, AttachRefusal>, Fault> {
-    let Some(mut remote) = remotes::one(db, name)? else {
-        return Ok(Err(AttachRefusal::NoRemote(name.to_owned())));
-    };
-    remote.attachment = remotes::attachment(db, name)?;
-    Ok(Ok(remote))
+    Ok(remotes::one(db, name)?.ok_or_else(|| AttachRefusal::NoRemote(name.to_owned())))
 }
 
 fn tell(names: &SqliteNames, changes: Vec<Change>) {

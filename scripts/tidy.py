@@ -237,6 +237,11 @@ def check_structure(found):
             found["sql"] += [f"{name}:{text.count(chr(10), 0, one.start()) + 1}" for one in SQL.finditer(text)]
             if re.search(r"^use rusqlite|\brusqlite::", text, re.M):
                 found["rusqlite"].append(name)
+        if name == "crates/meta/src/schema.rs":
+            found["tables"] += re.findall(r"CREATE TABLE (\w+)", text)
+        elif name.startswith("crates/meta/src/"):
+            for written in WRITTEN.finditer(re.sub(r"^\s*//.*$", "", text, flags=re.M)):
+                writers[written.group(1)].add(name)
         if re.search(r"^\s*(?:pub(?:\([a-z ]+\))? )?const \w*PERIOD\w*: Duration", text, re.M):
             found["period"].append(name)
     found["writers"] += [f"{table}: {', '.join(sorted(files))}" for table, files in sorted(writers.items()) if len(files) > 1]

@@ -823,7 +823,9 @@ mod tests {
 
         fn kept(&self) -> Vec<i64> {
             self.read(|db| {
-                let mut statement = db.sql.prepare("SELECT object FROM content ORDER BY object")?;
+                let mut statement = db
+                    .sql
+                    .prepare("SELECT object FROM content ORDER BY object")?;
                 let rows = statement.query_map([], |row| row.get(0))?;
                 Ok(rows.collect::<Result<_, _>>()?)
             })

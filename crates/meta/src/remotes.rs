@@ -15,8 +15,7 @@ const FORGET_MAX: u32 = 10_000;
 fn remote_of(row: &Row<'_>) -> rusqlite::Result<v1::Remote> {
     let attachment: Option<Vec<u8>> = row.get(5)?;
     let attachment = attachment.map(|stored| v1::Attachment::decode(stored.as_slice()));
-    let corrupt =
-        |error| rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, Box::new(error));
+    let corrupt = |error| rusqlite::Error::FromSqlConversionFailure(5, Type::Blob, Box::new(error));
     Ok(v1::Remote {
         name: row.get(0)?,
         uri: row.get(1)?,

@@ -104,7 +104,9 @@ const JOBS: &str = "
 CREATE TABLE job(job INTEGER PRIMARY KEY, name TEXT NOT NULL, source TEXT NOT NULL, workdir TEXT NOT NULL,
   uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL, policy TEXT, state INTEGER NOT NULL,
   submitted INTEGER NOT NULL, ended INTEGER NOT NULL, script TEXT NOT NULL, cache INTEGER NOT NULL DEFAULT 1,
-  replacing INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0, submission_id TEXT, nodes BLOB);
+  replacing INTEGER NOT NULL DEFAULT 0, deleted INTEGER NOT NULL DEFAULT 0, submission_id TEXT,
+  rule INTEGER NOT NULL DEFAULT 0, rule_depth INTEGER NOT NULL DEFAULT 0, rule_open INTEGER NOT NULL DEFAULT 0, nodes BLOB);
+CREATE INDEX job_rule_open ON job(rule) WHERE rule_open = 1;
 CREATE INDEX job_state ON job(state);
 CREATE UNIQUE INDEX job_submission_id ON job(uid, submission_id) WHERE submission_id IS NOT NULL;
 CREATE TABLE task(task INTEGER PRIMARY KEY, job INTEGER NOT NULL, spec TEXT NOT NULL, state INTEGER NOT NULL,
@@ -206,9 +208,6 @@ CREATE INDEX rule_run_path ON rule_run(rule, path) WHERE state <= 2;
 CREATE INDEX rule_run_object ON rule_run(object) WHERE state <= 2;
 CREATE INDEX rule_run_job ON rule_run(job) WHERE state = 2;
 CREATE INDEX rule_run_batch ON rule_run(rule, batch) WHERE batch != 0;
-CREATE TABLE rule_job(job INTEGER PRIMARY KEY, rule INTEGER NOT NULL, revision INTEGER NOT NULL, depth INTEGER NOT NULL,
-  open INTEGER NOT NULL);
-CREATE INDEX rule_job_open ON rule_job(rule) WHERE open = 1;
 CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
 CREATE TABLE file_event(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
 CREATE TABLE batch(rule INTEGER NOT NULL, batch INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,

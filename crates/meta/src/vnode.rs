@@ -213,7 +213,12 @@ impl InodeRecord {
 
     /// Returns the records of inodes that a client still had open when they lost their last name.
     pub(super) fn without_names(db: &Connection) -> Result<Vec<Self>, Fault> {
-        rows(db, select_vnodes!("FROM inode WHERE nlink = 0"), [], Self::from_row)
+        rows(
+            db,
+            select_vnodes!("FROM inode WHERE nlink = 0"),
+            [],
+            Self::from_row,
+        )
     }
 
     /// Inserts the record as a new row of the table `inode`; fails if the inode id is in use.

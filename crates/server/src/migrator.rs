@@ -14,8 +14,8 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tidemill_meta::commit::Database;
-use tidemill_meta::placement::nodes;
 use tidemill_meta::placement::migrations::cancel_rebalance;
+use tidemill_meta::placement::nodes;
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::{Caller, Connection, Fault, SqliteNames};
@@ -134,9 +134,7 @@ impl Migrator {
     }
 
     fn drains(&self) -> Result<Vec<v1::Drain>, Status> {
-        let drains = self
-            .database
-            .read(|db| nodes::drains(db, clock::now_ns()));
+        let drains = self.database.read(|db| nodes::drains(db, clock::now_ns()));
         let mut drains = drains.map_err(|fault| refused(&fault))?;
         self.mark_offline(&mut drains);
         Ok(drains)

@@ -92,8 +92,8 @@ impl World {
             ),
             (
                 "has a task that it did not trigger",
-                "SELECT task.task FROM task JOIN rule_job ON rule_job.job = task.job JOIN rule USING (rule) \
-                 WHERE state != 7 AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.task = task.task)",
+                "SELECT task.task FROM task JOIN job USING (job) JOIN rule USING (rule) \
+                 WHERE task.state != 7 AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.task = task.task)",
             ),
             (
                 "shares its task",

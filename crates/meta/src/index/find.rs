@@ -287,7 +287,7 @@ impl InodeQuery {
             true if !viewer.above() => format!("{kernel} = {whole}"),
             _ => format!(
                 "job.name = {whole} OR {task} = {whole} OR {kernel} = {whole} OR {kernel} LIKE {below} OR {kernel} LIKE {whole} || '@%' \
-                 OR EXISTS (SELECT 1 FROM rule_job JOIN rule USING (rule) WHERE rule_job.job = task.job AND rule.name = {whole})"
+                 OR EXISTS (SELECT 1 FROM rule WHERE rule.rule = job.rule AND rule.name = {whole})"
             ),
         };
         format!(

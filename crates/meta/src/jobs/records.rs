@@ -366,6 +366,30 @@ pub fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>,
     Ok(rows.collect::<Result<_, _>>()?)
 }
 
+/// Records that a rule submitted a job. `depth` is the number of rule runs that led from external input to the job's outputs. The job is
+/// open until the rule has processed its end.
+pub fn set_rule(db: &Connection, job: u64, rule: u64, depth: u32) -> Result<(), Fault> {
+    let sql = "UPDATE job SET rule = ?2, rule_depth = ?3, rule_open = 1 WHERE job = ?1";
+    execute(
+        db,
+        sql,
+        params![job.cast_signed(), rule.cast_signed(), depth],
+    )
+}
+
+/// Records that the rule has processed the end of a job.
+pub(crate) fn close_for_rule(db: &Connection, job: u64) -> Result<(), Fault> {
+    let sql = "UPDATE job SET rule_open = 0 WHERE job = ?1";
+    execute(db, sql, [job.cast_signed()])
+}
+
+/// Closes the jobs that reduce batches of a removed rule. Mapping jobs stay open until they have ended, as their inputs may be abandoned.
+pub(crate) fn close_reductions(db: &Connection, rule: u64) -> Result<(), Fault> {
+    let sql = "UPDATE job SET rule_open = 0 WHERE rule = ?1 AND rule_open = 1 AND EXISTS (SELECT 1 FROM batch \
+               WHERE batch.job = job.job AND batch.job != 0)";
+    execute(db, sql, [rule.cast_signed()])
+}
+
 /// Stores the statuses of the nodes at the start of a job.
 pub fn put_nodes(db: &Connection, job: JobId, nodes: &v1::Peers) -> Result<(), Fault> {
     let sql = "UPDATE job SET nodes = ?2 WHERE job = ?1";

@@ -70,7 +70,8 @@ pub fn first(db: &Connection, object: u64) -> Result<u64, Fault> {
 
 /// Records the first object with the content of `object`.
 pub fn put_first(db: &Connection, object: u64, first: u64) -> Result<(), Fault> {
-    let sql = "INSERT INTO content(object, first) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET first = ?2";
+    let sql =
+        "INSERT INTO content(object, first) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET first = ?2";
     query::execute(db, sql, [object, first].map(u64::cast_signed))
 }
 
@@ -90,7 +91,8 @@ pub fn put_content(db: &Connection, object: u64, hash: &str) -> Result<(), Fault
     let mut statement = db.sql.prepare_cached(sql)?;
     let known: Option<i64> = statement.query_row([hash], |row| row.get(0))?;
     let row = params![first_before.cast_signed(), hash];
-    let sql = "INSERT INTO content(object, hash) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET hash = ?2";
+    let sql =
+        "INSERT INTO content(object, hash) VALUES (?1, ?2) ON CONFLICT DO UPDATE SET hash = ?2";
     query::execute(db, sql, row)?;
     match known {
         Some(known) if first_before == object => {

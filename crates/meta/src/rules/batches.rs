@@ -1,8 +1,8 @@
 //! Batches of hooks: the sets of files that are reduced together. A file belongs to the batch that is open when the file is queued.
 
-use super::jobs;
 use super::runs::{self, MatchState};
 use crate::Connection;
+use crate::jobs::records;
 use crate::query::stored_enum;
 use crate::query::{changed, execute, exists, find, rows, unsigned};
 use crate::shared::NamesShared;
@@ -233,11 +233,7 @@ fn end(
 }
 
 /// Records, in the transaction that stores a job, that the job reduces a batch.
-pub fn begin_reduction(
-    db: &Connection,
-    job: u64,
-    (rule, revision, batch): (u64, u64, u64),
-) -> Result<(), Fault> {
+pub fn begin_reduction(db: &Connection, job: u64, (rule, batch): (u64, u64)) -> Result<(), Fault> {
     let sql = "UPDATE batch SET state = ?3, job = ?4 WHERE rule = ?1 AND batch = ?2 AND state = ?5";
     let row = params![
         rule.cast_signed(),
@@ -246,11 +242,15 @@ pub fn begin_reduction(
         job.cast_signed(),
         BatchState::Ending
     ];
-    let changed = changed(db, sql, row)?;
-    match changed {
-        1 => jobs::add_reduction(db, job, (rule, revision, batch)),
-        _ => Err(Fault::Stale(batch)),
+    if changed(db, sql, row)? != 1 {
+        return Err(Fault::Stale(batch));
     }
+    // The outputs are one rule run further from external input than the files of the batch.
+    let sql = "SELECT coalesce(max(depth), 0) + 1 FROM rule_run WHERE rule = ?1 AND batch = ?2 AND batch != 0";
+    let depth = find(db, sql, [rule, batch].map(u64::cast_signed), |row| {
+        row.get(0)
+    })?;
+    records::set_rule(db, job, rule, depth.unwrap_or(1))
 }
 
 /// Records the outcomes of reducing jobs. The results of the map tasks expire after a successful reduction.

@@ -1,8 +1,9 @@
 //! Rules as users added them, and the notes about rules on nodes, from which a lost server database is recovered. The notes have inode
 //! numbers that no file has. Next: `server/src/notes.rs`, which sends the notes.
 
-use super::{StoredRule, batches, directory, jobs, walks};
+use super::{StoredRule, batches, directory, walks};
 use crate::Connection;
+use crate::jobs::records;
 use crate::json::{json, parse};
 use crate::paths::path_of;
 use crate::query;
@@ -161,7 +162,7 @@ pub fn pause(db: &Connection, rule: u64, paused: bool) -> Result<(), Fault> {
 pub(super) fn remove(db: &Connection, rule: u64) -> Result<(), Fault> {
     query::execute(db, "DELETE FROM rule WHERE rule = ?1", [rule.cast_signed()])?;
     walks::forget(db, rule)?;
-    jobs::close_reductions(db, rule)?;
+    records::close_reductions(db, rule)?;
     batches::forget(db, rule)?;
     changed(db, rule)
 }

@@ -3,6 +3,7 @@
 use super::{Rules, StoredRule, input_deletion, jobs};
 use crate::Connection;
 use crate::Fault;
+use crate::jobs::records;
 use crate::json::json;
 use crate::query::stored_enum;
 use crate::query::{changed, execute, exists, find, rows, unsigned};
@@ -34,7 +35,7 @@ const NODE: &str = "coalesce((SELECT node FROM writing WHERE writing.object = ru
 
 /// SQL condition for the next rule runs of a removed rule that are deleted: at most `?2` runs of the rule `?1`.
 pub(super) const LEFT: &str = "rule_run IN (SELECT rule_run FROM rule_run WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \
-                               (SELECT 1 FROM rule_job WHERE rule_job.job = rule_run.job AND open = 1)) LIMIT ?2) \
+                               (SELECT 1 FROM job WHERE job.job = rule_run.job AND rule_open = 1)) LIMIT ?2) \
                                AND NOT EXISTS (SELECT 1 FROM rule WHERE rule.rule = ?1)";
 
 stored_enum! {
@@ -296,7 +297,10 @@ pub fn requeue_sealed(db: &Connection, rules: &Rules) -> Result<(), Fault> {
 }
 
 /// Returns the results of a batch's map tasks.
-pub(super) fn mapped_objects(db: &Connection, (rule, batch): (u64, u64)) -> Result<Vec<u64>, Fault> {
+pub(super) fn mapped_objects(
+    db: &Connection,
+    (rule, batch): (u64, u64),
+) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT made.object FROM rule_run CROSS JOIN task_output AS made \
                ON made.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
                WHERE rule = ?1 AND batch = ?2 AND batch != 0 AND state = ?3";
@@ -312,7 +316,7 @@ pub fn settle(db: &Connection, rules: &Rules, now: i64) -> Result<bool, Fault> {
         let sql = "DELETE FROM rule_run WHERE job = ?1 AND state = 2 AND rule NOT IN (SELECT rule FROM rule)";
         execute(db, sql, [job.cast_signed()])?;
         settle_job(db, rules, job, now)?;
-        jobs::close(db, job)?;
+        records::close_for_rule(db, job)?;
     }
     Ok(jobs.len() == JOBS_MAX as usize)
 }

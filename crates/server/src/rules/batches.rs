@@ -101,9 +101,9 @@ impl RuleRunner {
             .iter()
             .map(|(path, object)| (path.clone(), ObjectId(*object)));
         let given: PinnedVersions = given.collect::<BTreeMap<_, _>>();
-        let (rule, revision, batch) = (kept.id, kept.revision, *batch);
+        let (rule, batch) = (kept.id, *batch);
         let also = move |db: &Connection, accepted: &SubmittedJob| {
-            batches::begin_reduction(db, accepted.spec.job.0, (rule, revision, batch))
+            batches::begin_reduction(db, accepted.spec.job.0, (rule, batch))
         };
         self.submit(&kept.owner, job, &given, also).await
     }

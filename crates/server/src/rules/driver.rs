@@ -20,6 +20,7 @@ use std::time::Duration;
 use tidemill_client::users;
 use tidemill_lang::rule::FillError;
 use tidemill_meta::jobs::output_paths::Links;
+use tidemill_meta::jobs::records;
 use tidemill_meta::rules::runs::{self, ABANDONED, MatchState, RuleRun};
 use tidemill_meta::rules::{StoredRule, input_deletion, jobs, walks};
 use tidemill_meta::vnode::InodeRecord;
@@ -369,10 +370,10 @@ impl RuleRunner {
             left,
         } = plan;
         let source = format!("rule {}@{}", kept.rule.name, kept.revision);
-        let job = (kept.id, kept.revision);
+        let rule = kept.id;
         tokio::task::yield_now().await;
         let also = move |db: &Connection, accepted: &SubmittedJob| {
-            begun(db, job, (&tasks, &tasks_named), accepted)
+            begun(db, rule, (&tasks, &tasks_named), accepted)
         };
         match self.submit(caller, (script, source), &given, also).await {
             Ok(()) if left.is_empty() => Ok(JobAttempt::Done),
@@ -482,7 +483,7 @@ fn planned(kept: &StoredRule, picked: Vec<TaskRuns>) -> Result<NewJob, FillError
 /// Records, in the transaction that stores a job, that these rule runs created the job. Fails if one of the rule runs is no longer queued.
 fn begun(
     db: &Connection,
-    (rule, revision): (u64, u64),
+    rule: u64,
     (tasks, names): (&[TaskRuns], &[String]),
     accepted: &SubmittedJob,
 ) -> Result<(), Fault> {
@@ -504,5 +505,5 @@ fn begun(
         }
     }
     let depth = tasks.iter().flatten().map(|one| one.depth).max();
-    jobs::add(db, job, (rule, revision), depth.unwrap_or(0))
+    records::set_rule(db, job, rule, depth.unwrap_or(0))
 }

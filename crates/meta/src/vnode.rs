@@ -211,7 +211,7 @@ impl InodeRecord {
         )
     }
 
-    /// Returns the records of inodes that a client still had open when they lost their last name.
+    /// Returns the records of inodes without a name, which a client still has open or left open.
     pub(super) fn without_names(db: &Connection) -> Result<Vec<Self>, Fault> {
         rows(
             db,

@@ -97,7 +97,9 @@ impl World {
     /// Looks for missing or surplus replicas of versions that are not lost.
     fn look_at_replicas(&self, lost: &str, look: &mut impl FnMut(&str, Vec<String>)) {
         // Replicas that need more nodes wait for them, and replicas must not be stored on nodes that are drained.
-        let emptied = self.ask("SELECT node FROM node WHERE drain_began IS NOT NULL").len();
+        let emptied = self
+            .ask("SELECT node FROM node WHERE drain_began IS NOT NULL")
+            .len();
         let stores = self.nodes.iter().filter(|one| !one.burst);
         let disks = stores
             .clone()

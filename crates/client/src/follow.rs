@@ -20,13 +20,15 @@ use parking_lot::Mutex;
 use std::ops::Range;
 use std::time::Duration;
 use streaming::{StreamLocation, StreamingFile, VersionUpdate};
+use tidemill_model::backoff::Backoff;
 use tidemill_model::display::escaped;
 use tidemill_model::layout::Layout;
 use tidemill_wire::v1;
 
-/// Minimum pause after a poll without new bytes; doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(10);
+/// Longest pause between two polls.
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// Pauses after polls without new bytes.
+const POLLS: Backoff = Backoff::new(Duration::from_millis(10), PAUSE_MAX);
 /// Number of bytes in one request for bytes of a version being written.
 const GROWN_BYTES: u64 = 1 << 20;
 
@@ -127,7 +129,7 @@ impl Transfer {
         };
         let path = &*escaped(path.as_ref());
         let mut read = ReadProgress::default();
-        let mut pause = PAUSE_MIN;
+        let mut pauses = POLLS;
         while !version.is_sealed() {
             let before = read.bytes;
             self.read_on(path, &mut version, &mut read, &mut piece)
@@ -135,11 +137,10 @@ impl Transfer {
             if version.is_sealed() {
                 break;
             }
-            pause = match read.bytes == before {
-                true => PAUSE_MAX.min(pause * 2),
-                false => PAUSE_MIN,
-            };
-            tokio::time::sleep(pause).await;
+            if read.bytes != before {
+                pauses.reset();
+            }
+            tokio::time::sleep(pauses.pause()).await;
             version.adopt(self.news(&version, path, read.bytes).await?)?;
         }
         match version.parts() {
@@ -150,7 +151,7 @@ impl Transfer {
 
     /// Returns the version of a file that is being written; `None` if no client writes the file.
     async fn begun(&self, ino: u64) -> Result<Option<StreamingFile>, Error> {
-        let mut pause = PAUSE_MIN;
+        let mut pauses = POLLS;
         loop {
             let opened = self.opened_streaming(ino).await?;
             let attr = opened.attr.ok_or(Error::Answer("Open"))?;
@@ -161,8 +162,7 @@ impl Transfer {
                 return Ok(None);
             }
             // The version is striped: it is read when it is sealed.
-            tokio::time::sleep(pause).await;
-            pause = PAUSE_MAX.min(pause * 2);
+            tokio::time::sleep(pauses.pause()).await;
         }
     }
 
@@ -307,7 +307,7 @@ impl Following {
         (offset, length): (u64, u64),
         go_on: impl Fn() -> bool,
     ) -> Result<Option<Bytes>, Error> {
-        let mut pause = PAUSE_MIN;
+        let mut pauses = POLLS;
         loop {
             let (at, alone, sealed) = {
                 let version = self.version.lock();
@@ -341,8 +341,7 @@ impl Following {
                 // The node may return, or another right is needed.
                 Err(error) => tracing::debug!("a streaming version can't be read yet: {error}"),
             }
-            tokio::time::sleep(pause).await;
-            pause = PAUSE_MAX.min(pause * 2);
+            tokio::time::sleep(pauses.pause()).await;
             if !go_on() {
                 return Ok(None);
             }

@@ -11,6 +11,7 @@ use super::fault::Fault;
 use super::reserve::DatabaseReserve;
 use super::schema::{self, OpenError};
 use super::vnode::Caller;
+use super::wakes::{COMMIT, Wakes};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -139,6 +140,8 @@ pub struct Database {
     /// Limits on the number of simultaneous reads of each user.
     reads: Arc<AccessLimits>,
     writes: Arc<AccessLimits>,
+    /// Signals to the server's timed work.
+    wakes: Arc<Wakes>,
     /// Whether all work is done on the caller's thread, with one connection, as in a simulation.
     alone: bool,
 }
@@ -163,6 +166,9 @@ struct WritingConnection {
     /// Reason why transactions can't be committed, as long as commits fail.
     trouble: WriteFailure,
     failing: bool,
+    wakes: Arc<Wakes>,
+    /// Number of rows changed on this connection at the last commit.
+    changed: u64,
     /// Reserved space for the database; `None` in memory and on a small device.
     reserve: Option<DatabaseReserve>,
     #[cfg(test)]
@@ -195,7 +201,9 @@ impl Database {
         let wal = Some(PathBuf::from(wal));
         let low = Arc::default();
         let reserve = DatabaseReserve::new(path, &low);
-        let writing = WritingConnection::new((connection, committing), wal, &trouble, reserve);
+        let wakes = Arc::default();
+        let writing =
+            WritingConnection::new((connection, committing), wal, (&trouble, &wakes), reserve);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -212,6 +220,7 @@ impl Database {
             low,
             reads: AccessLimits::new(READERS - 1, READERS_EACH),
             writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
+            wakes,
             alone: false,
         };
         Ok((database, done))
@@ -238,7 +247,9 @@ impl Database {
             Err(error) => return Err((connection.sql, error)),
         };
         let trouble = WriteFailure::default();
-        let writing = WritingConnection::new((connection, committing), None, &trouble, None);
+        let wakes = Arc::default();
+        let writing =
+            WritingConnection::new((connection, committing), None, (&trouble, &wakes), None);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
@@ -250,6 +261,7 @@ impl Database {
             low: Arc::default(),
             reads: AccessLimits::new(READERS - 1, READERS_EACH),
             writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
+            wakes,
             alone: true,
         };
         Ok((database, done))
@@ -462,6 +474,11 @@ impl Database {
         trouble.or_else(|| self.low.load(Ordering::Relaxed).then_some(Fault::Low))
     }
 
+    /// Returns the signals to the server's timed work.
+    pub fn wakes(&self) -> &Arc<Wakes> {
+        &self.wakes
+    }
+
     /// Returns whether the device of the database's directory is nearly full.
     pub fn low(&self) -> &Arc<AtomicBool> {
         &self.low
@@ -582,10 +599,12 @@ impl WritingConnection {
     fn new(
         (connection, committing): (Connection, Arc<AtomicBool>),
         wal: Option<PathBuf>,
-        trouble: &WriteFailure,
+        (trouble, wakes): (&WriteFailure, &Arc<Wakes>),
         reserve: Option<DatabaseReserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
+            changed: connection.sql.total_changes(),
+            wakes: wakes.clone(),
             connection,
             committing,
             wal,
@@ -690,11 +709,17 @@ impl WritingConnection {
         self.committing.store(false, Ordering::Relaxed);
         if committed.is_err() {
             self.roll_back();
-        } else if std::mem::take(&mut self.failing) {
+            return committed.map(drop);
+        }
+        if std::mem::take(&mut self.failing) {
             tracing::info!("the database can store changes again");
             *self.trouble.lock() = None;
         }
-        committed.map(drop)
+        let changed = self.connection.sql.total_changes();
+        if std::mem::replace(&mut self.changed, changed) != changed {
+            self.wakes.wake(COMMIT);
+        }
+        Ok(())
     }
 
     /// Rolls back a transaction. If the rollback fails, the next transaction starts with another rollback.

@@ -4,8 +4,13 @@ use super::transaction::Tx;
 use super::vnode::InodeRecord;
 use super::{Fault, tree, version};
 use crate::Connection;
-use crate::query::{numbers, rows};
+use crate::query::{first_time, numbers, rows};
 use tidemill_wire::v1;
+
+/// Returns the time at which the next version expires, if any version does.
+pub fn first(db: &Connection) -> Result<Option<i64>, Fault> {
+    first_time(db, "SELECT min(expires) FROM version WHERE expires > 0")
+}
 
 /// Returns at most `limit` versions whose lifetime has expired, as inode and object, in the order of their expiry.
 pub fn due(db: &Connection, now: i64, limit: i64) -> Result<Vec<(u64, u64)>, Fault> {

@@ -4,11 +4,12 @@
 //! expired (next: `server/src/cluster/revocations.rs` and `node/src/revoked.rs`). A restarted server does not know earlier capabilities, which stay valid until they expire.
 
 use super::clock;
+use super::wakes::{REVOKED, Wakes};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_wire::v1;
-use tokio::sync::Notify;
 
 /// Maximum number of files whose capabilities are tracked; capabilities for further files can't be revoked and end when they expire.
 const FILES_MAX: usize = 100_000;
@@ -23,7 +24,7 @@ pub struct GrantedCapabilities {
     files: Mutex<HashMap<u64, BTreeMap<LentObject, u64>>>,
     changes: AtomicU64,
     ended: Mutex<BTreeMap<LentObject, EndedLease>>,
-    news: Notify,
+    wakes: Arc<Wakes>,
 }
 
 #[derive(Debug)]
@@ -38,6 +39,14 @@ fn now_ns() -> u64 {
 }
 
 impl GrantedCapabilities {
+    /// Returns an empty record that sends a signal for each revocation.
+    pub(crate) fn new(wakes: Arc<Wakes>) -> Self {
+        Self {
+            wakes,
+            ..Self::default()
+        }
+    }
+
     /// Records that a user received a capability for an object of a file.
     pub fn on_granted(&self, ino: u64, held: LentObject, expires_ns: u64) {
         let mut files = self.files.lock();
@@ -66,12 +75,13 @@ impl GrantedCapabilities {
             let reported = false;
             ended.insert(held, EndedLease { until_ns, reported });
         }
-        self.news.notify_one();
+        drop(ended);
+        self.wakes.wake(REVOKED);
     }
 
-    /// Waits until capabilities are revoked.
-    pub async fn revoked(&self) {
-        self.news.notified().await;
+    /// Returns whether any capability is recorded that may expire.
+    pub fn any(&self) -> bool {
+        !self.files.lock().is_empty() || !self.ended.lock().is_empty()
     }
 
     /// Deletes expired capabilities from the record.

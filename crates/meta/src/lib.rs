@@ -53,6 +53,7 @@ pub mod tree;
 pub mod version;
 pub mod visibility;
 pub mod vnode;
+pub mod wakes;
 pub mod workspaces;
 mod writers;
 

@@ -74,18 +74,18 @@ impl Tx<'_> {
     }
 }
 
-/// Returns whether notes wait to be sent to a node.
-pub fn waiting(db: &Connection, node: u32) -> Result<bool, Fault> {
-    exists(db, node.into())
-}
-
-/// Returns whether there are rows for notes to all nodes.
-pub fn waiting_for_all(db: &Connection) -> Result<bool, Fault> {
-    exists(db, ALL)
-}
-
-fn exists(db: &Connection, node: i64) -> Result<bool, Fault> {
-    query::exists(db, "SELECT 1 FROM note WHERE node = ?1", [node])
+/// Returns the nodes for which notes wait, and whether notes to all nodes wait.
+pub fn waiting(db: &Connection) -> Result<(Vec<u32>, bool), Fault> {
+    // Each step finds the next node in the index, so the number of notes does not matter.
+    let sql = "WITH RECURSIVE waiting(node) AS (SELECT min(node) FROM note UNION ALL \
+               SELECT (SELECT min(node) FROM note WHERE node > waiting.node) FROM waiting WHERE node IS NOT NULL) \
+               SELECT node FROM waiting WHERE node IS NOT NULL";
+    let nodes: Vec<i64> = query::rows(db, sql, [], |row| row.get(0))?;
+    let for_all = nodes.contains(&ALL);
+    let nodes = nodes
+        .into_iter()
+        .filter_map(|node| u32::try_from(node).ok());
+    Ok((nodes.collect(), for_all))
 }
 
 /// Replaces each row for all nodes by one row for each node, if nodes exist.

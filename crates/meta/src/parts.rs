@@ -346,6 +346,32 @@ fn version_of(db: &Connection, part: u64) -> Result<Option<u64>, Fault> {
     find(db, sql, [part.cast_signed()], |row| unsigned(row, 0))
 }
 
+/// Returns unused versions of several objects, at most `max`, that were queued for removal in the range of times `due`.
+fn unused(
+    db: &Connection,
+    due: (i64, i64),
+    held: impl Fn(u64) -> bool,
+    max: usize,
+) -> Result<Vec<u64>, Fault> {
+    let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
+               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2)";
+    let mut statement = db.sql.prepare_cached(sql)?;
+    let versions = statement.query_map(params![NO_NODE, due.0, due.1], |row| unsigned(row, 0))?;
+    // A held version does not block the versions after it.
+    let free =
+        |version: &rusqlite::Result<u64>| !version.as_ref().is_ok_and(|&version| held(version));
+    Ok(versions.filter(free).take(max).collect::<Result<_, _>>()?)
+}
+
+/// Returns whether [`let_go`] would replace any version.
+pub fn any_unused(
+    db: &Connection,
+    due: (i64, i64),
+    held: impl Fn(u64) -> bool,
+) -> Result<bool, Fault> {
+    Ok(!unused(db, due, held, 1)?.is_empty())
+}
+
 /// Detaches the parts of versions that are no longer used, so that the parts can be removed as single objects.
 pub fn let_go(
     db: &Connection,
@@ -353,19 +379,7 @@ pub fn let_go(
     held: impl Fn(u64) -> bool,
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
-               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2)";
-    let mut statement = db.sql.prepare_cached(sql)?;
-    let versions =
-        statement.query_map(params![NO_NODE, due.0, due.1], |row| row.get::<_, i64>(0))?;
-    // A held version does not block the versions after it.
-    let free = |version: &rusqlite::Result<i64>| {
-        let version = version.as_ref().map(|version| version.cast_unsigned());
-        !version.is_ok_and(&held)
-    };
-    let versions = versions.filter(free).take(LET_GO_MAX);
-    for version in versions.collect::<Result<Vec<i64>, _>>()? {
-        let version = version.cast_unsigned();
+    for version in unused(db, due, held, LET_GO_MAX)? {
         placement::forget_parts(db, version, now)?;
         multi_writer::forget_publications(db, version)?;
         for sql in [

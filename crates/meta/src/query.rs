@@ -73,6 +73,11 @@ pub(super) fn exists(db: &Connection, sql: &str, key: impl Params) -> Result<boo
     Ok(db.sql.prepare_cached(sql)?.exists(key)?)
 }
 
+/// Returns the earliest time that a query computes; `None` without rows.
+pub(super) fn first_time(db: &Connection, sql: &str) -> Result<Option<i64>, Fault> {
+    Ok(find(db, sql, [], |row| row.get::<_, Option<i64>>(0))?.flatten())
+}
+
 /// Returns the number that a query computes.
 pub(super) fn number(db: &Connection, sql: &str, key: impl Params) -> Result<u64, Fault> {
     let mut statement = db.sql.prepare_cached(sql)?;

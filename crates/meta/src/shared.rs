@@ -12,6 +12,7 @@ use super::placement::nodes::NodeStates;
 use super::placement::suspensions::Suspensions;
 use super::quota::Quotas;
 use super::rules::Rules;
+use super::wakes::{RELEASED, Wakes};
 use parking_lot::{Mutex, RwLock};
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::hash::Hash;
@@ -76,6 +77,8 @@ pub struct NamesShared {
     pub headers: HeaderWake,
     /// Whether the device of the server's directory is nearly full.
     pub low: Arc<AtomicBool>,
+    /// Signals to the server's timed work.
+    pub wakes: Arc<Wakes>,
 }
 
 /// Free space on the nodes of the cluster.
@@ -135,10 +138,10 @@ impl AsRef<GrantedCapabilities> for Arc<NamesShared> {
 
 impl NamesShared {
     /// Returns the state of a server without nodes and mounts. `key` signs capabilities; `low` shows that the device is nearly full.
-    pub fn new(key: CapabilityKey, low: Arc<AtomicBool>) -> Self {
+    pub fn new(key: CapabilityKey, low: Arc<AtomicBool>, wakes: Arc<Wakes>) -> Self {
         Self {
             key,
-            granted: GrantedCapabilities::default(),
+            granted: GrantedCapabilities::new(wakes.clone()),
             spaces: RwLock::default(),
             holds: Mutex::default(),
             directory_nodes: AtomicBool::new(false),
@@ -153,7 +156,7 @@ impl NamesShared {
             files: AtomicU64::new(0),
             kernels_directory: AtomicU64::new(0),
             claims: Claims::default(),
-            suspensions: Arc::default(),
+            suspensions: Arc::new(Suspensions::new(wakes.clone())),
             nodes: NodeStates::default(),
             bursts: Bursts::default(),
             quotas: Quotas::default(),
@@ -162,6 +165,7 @@ impl NamesShared {
             limits: Allowed::default(),
             headers: HeaderWake::default(),
             low,
+            wakes,
         }
     }
 
@@ -449,6 +453,8 @@ impl NamesShared {
         if let Some(places) = held.and_then(|held| held.remove(&(ino, object))) {
             holds.let_go((ino, object), &places);
         }
+        drop(guard);
+        self.wakes.wake(RELEASED);
     }
 
     /// Ends the session of a mount. Returns the inodes that it used.
@@ -459,6 +465,8 @@ impl NamesShared {
         for (&held, places) in &held {
             holds.let_go(held, places);
         }
+        drop(guard);
+        self.wakes.wake(RELEASED);
         held.into_keys().map(|(ino, _)| ino).collect()
     }
 
@@ -474,6 +482,8 @@ impl NamesShared {
         let mut holds = self.holds.lock();
         subtract(&mut holds.objects, object);
         subtract(&mut holds.pins, object);
+        drop(holds);
+        self.wakes.wake(RELEASED);
     }
 
     /// Returns whether any mount uses the inode.
@@ -514,7 +524,7 @@ mod tests {
 
     #[test]
     fn objects_in_use_are_held_until_last_user_releases_them() {
-        let shared = NamesShared::new(CapabilityKey::new([0; 32]), Arc::default());
+        let shared = NamesShared::new(CapabilityKey::new([0; 32]), Arc::default(), Arc::default());
         shared.hold(1, (7, 70), 0);
         shared.hold(1, (7, 70), 0);
         shared.hold(2, (7, 70), 3);

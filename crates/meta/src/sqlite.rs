@@ -68,7 +68,7 @@ impl SqliteNames {
             path: path.display().to_string(),
             reason: fault.to_string(),
         };
-        let shared = NamesShared::new(key, database.low().clone());
+        let shared = NamesShared::new(key, database.low().clone(), database.wakes().clone());
         database.read(|db| load(db, &shared)).map_err(at)?;
         Ok(Self {
             database: Arc::new(database),

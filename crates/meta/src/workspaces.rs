@@ -449,6 +449,19 @@ pub fn any_workspace(db: &Connection) -> Result<bool, Fault> {
     Ok(db.sql.query_row(sql, [], |row| row.get(0))?)
 }
 
+/// Returns the time of the next work for workspaces, if there is any: a lease expires, a workspace expires, or, at time 0, a workspace has
+/// ended. Also returns whether lease holders have to renew their leases.
+pub fn next_work(db: &Connection) -> Result<(Option<i64>, bool), Fault> {
+    let above = InodeRecord::child(db, Inode::ROOT.0, DIRECTORY.as_bytes())?;
+    let above = above.map_or(0, |above| above.ino).cast_signed();
+    let sql = "SELECT min(CASE WHEN ends = 1 OR NOT EXISTS (SELECT 1 FROM inode WHERE inode.ino = workspace.ino AND parent = ?1 AND nlink > 0) \
+               OR (joined = 1 AND NOT EXISTS (SELECT 1 FROM workspace_member WHERE workspace = workspace.ino)) THEN 0 \
+               WHEN expires != 0 THEN expires END), (SELECT min(until) + 1 FROM workspace_member WHERE until != 0) FROM workspace";
+    let (ends, lease): (Option<i64>, Option<i64>) =
+        find(db, sql, [above], |row| Ok((row.get(0)?, row.get(1)?)))?.unwrap_or_default();
+    Ok((ends.into_iter().chain(lease).min(), lease.is_some()))
+}
+
 fn silence_ns() -> i64 {
     i64::try_from(SILENCE.as_nanos()).unwrap_or(i64::MAX)
 }

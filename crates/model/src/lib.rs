@@ -3,6 +3,7 @@
 //! No module does I/O, reads a clock, starts a thread or knows a wire format.
 
 pub mod attribute;
+pub mod backoff;
 pub mod calendar;
 pub mod condition;
 pub mod content;
@@ -28,4 +29,5 @@ pub mod runtime_environment;
 pub mod similar_names;
 pub mod substitute;
 pub mod time;
+pub mod timers;
 pub mod user_kernels;

@@ -10,6 +10,7 @@ use crate::task::now;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
+use tidemill_model::backoff::Backoff;
 use tidemill_model::id::{LabelId, ObjectId};
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::CapabilityKey;
@@ -17,11 +18,9 @@ use tidemill_wire::condition;
 use tidemill_wire::v1::{self, from_node, to_node::Message};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 
-/// Minimum pause before the connection is opened again; the pause doubles up to [`PAUSE_MAX`].
-pub(crate) const PAUSE_MIN: Duration = Duration::from_millis(50);
-
-/// Maximum pause before the connection is opened again.
-pub(crate) const PAUSE_MAX: Duration = Duration::from_secs(3);
+/// Pauses before the connection is opened again.
+pub(crate) const RECONNECT: Backoff =
+    Backoff::new(Duration::from_millis(50), Duration::from_secs(3));
 
 /// Time limit for the server to accept the message that the node is suspended.
 const LAST_WORD: Duration = Duration::from_secs(5);
@@ -45,14 +44,14 @@ enum DisconnectReason {
 
 /// Stays connected to the server until the node can't continue. Returns the reason.
 pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
-    let mut pause = PAUSE_MIN;
+    let mut pauses = RECONNECT;
     let mut logged = None;
     loop {
         let mut welcomed = false;
         let ended = session(&daemon, &mut welcomed).await;
         daemon.parts().reports.disconnect();
         if welcomed {
-            pause = PAUSE_MIN;
+            pauses.reset();
             logged = None;
         }
         match ended {
@@ -66,8 +65,7 @@ pub(crate) async fn stay(daemon: Arc<Daemon>) -> Error {
                 logged = Some(error.to_string());
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep(pauses.pause()).await;
     }
 }
 

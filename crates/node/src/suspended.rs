@@ -1,7 +1,7 @@
 //! Suspension of a node: detection that the node is idle, and the wait of the suspended process. The suspended process keeps only one
 //! connection to the server open.
 
-use crate::attach::{PAUSE_MAX, PAUSE_MIN};
+use crate::attach::RECONNECT;
 use crate::config::NodeConfig;
 use axum::body::{Body, Bytes, HttpBody};
 use hyper::body::{Frame, SizeHint};
@@ -88,20 +88,19 @@ impl HttpBody for CountedBody {
 
 /// Waits until the server resumes the node with this configuration. Must not be called while the node runs.
 pub async fn until_resumed(config: &NodeConfig) {
-    let mut pause = PAUSE_MIN;
+    let mut pauses = RECONNECT;
     let mut logged = None;
     loop {
         match wait(config).await {
             Ok(true) => return,
-            Ok(false) => pause = PAUSE_MIN,
+            Ok(false) => pauses.reset(),
             Err(why) if logged.as_ref() == Some(&why) => {}
             Err(why) => {
                 tracing::warn!(node = %config.node, "{why}; retrying without end");
                 logged = Some(why);
             }
         }
-        tokio::time::sleep(pause).await;
-        pause = (pause * 2).min(PAUSE_MAX);
+        tokio::time::sleep(pauses.pause()).await;
     }
 }
 

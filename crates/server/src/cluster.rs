@@ -24,6 +24,7 @@ use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::TierNode;
 use tidemill_meta::placement::{burst, corruption, energy, nodes};
 use tidemill_meta::shared::{NamesShared, Spaces};
+use tidemill_meta::wakes::{FILLED, NODES};
 use tidemill_meta::{Changed, Connection, Fault, SqliteNames};
 use tidemill_model::id::NodeId;
 use tidemill_model::label::Owner;
@@ -236,7 +237,7 @@ impl Cluster {
             probes: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
             telling: Mutex::default(),
-            noted: NotedChanges::default(),
+            noted: NotedChanges::new(names.shared().wakes.clone()),
             keepers: Mutex::default(),
             refused: Mutex::default(),
             objects: OnceLock::new(),
@@ -405,6 +406,14 @@ impl Cluster {
         offline.map(|(&node, _)| node).collect()
     }
 
+    /// Returns the time until another node has been offline for `long`, if any node is offline.
+    pub(crate) fn next_offline_for(&self, long: Duration) -> Option<Duration> {
+        let slots = self.slots.lock();
+        let offline = slots.values().filter(|slot| slot.connection.is_none());
+        let left = offline.filter_map(|slot| long.checked_sub(slot.offline_since.elapsed()));
+        left.filter(|left| !left.is_zero()).min()
+    }
+
     /// Returns the nodes that are up.
     pub(crate) fn up(&self) -> Vec<u32> {
         let slots = self.slots.lock();
@@ -422,6 +431,13 @@ impl Cluster {
             .get(&node)
             .filter(|slot| slot.connection.is_some())
             .map(|slot| slot.epoch)
+    }
+
+    /// Returns the numbers of the present connections of the nodes that are up.
+    pub(crate) fn epochs(&self) -> BTreeMap<u32, u64> {
+        let slots = self.slots.lock();
+        let up = slots.iter().filter(|(_, slot)| slot.connection.is_some());
+        up.map(|(&node, slot)| (node, slot.epoch)).collect()
     }
 
     /// Asks a node to seal objects, authorized by the server itself. Returns the result for each object, or the reason why the server could
@@ -618,6 +634,9 @@ impl Cluster {
                     };
                     slot.status = status.clone();
                 }
+                if status.tier == BURST {
+                    self.shared.wakes.wake(FILLED);
+                }
                 self.refresh();
                 self.report(DriverReport::Status { node: status });
             }
@@ -674,6 +693,9 @@ impl Cluster {
             let status = &mut slot.status;
             status.running = standing.running;
             status.queued = standing.queued;
+            if status.tier == BURST && status.free_bytes != standing.free_bytes {
+                self.shared.wakes.wake(FILLED);
+            }
             status.free_bytes = standing.free_bytes;
             status.bytes_written = standing.bytes_written;
             status.bytes_read = standing.bytes_read;
@@ -857,8 +879,9 @@ impl Cluster {
         })
     }
 
-    /// Sends the addresses of all nodes to every node that is up.
+    /// Sends the addresses of all nodes to every node that is up, because a node was added or lost.
     pub(crate) fn tell_peers(&self) {
+        self.shared.wakes.wake(NODES);
         let _turn = self.telling.lock();
         let nodes: Vec<_> = self.nodes().into_iter().filter(|node| node.up).collect();
         for id in self.up() {

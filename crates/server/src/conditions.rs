@@ -1,6 +1,7 @@
 //! Conditions that require an administrator. `tidemill status` and `tidemill cluster health` show the conditions, and the log has one line
 //! when a condition begins and one line when it ends. The names of the conditions are in `tidemill_wire::condition`.
 
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::conditions::ReachableNodes;
@@ -14,13 +15,16 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_meta::placement::under_replicated;
+use tidemill_meta::wakes::{COMMIT, MOUNTS, NODES};
 use tidemill_meta::{Connection, Fault, SqliteNames, health, settings};
 use tidemill_model::display::line;
+use tidemill_model::timers::Signals as Wakings;
 use tidemill_wire::condition::{self, ConditionKind};
 use tidemill_wire::v1;
 
-/// Interval at which the server checks conditions for the log.
-const PERIOD: Duration = Duration::from_secs(2);
+/// Shortest time between two checks of conditions for the log, and (`REST_MAX`) longest time. Some conditions begin without a signal.
+const REST: Duration = Duration::from_secs(2);
+const REST_MAX: Duration = Duration::from_secs(20);
 /// Number of consecutive equal checks before a log entry, so that short conditions are not logged.
 const LOOKS: u32 = 3;
 /// Times for which a count of unavailable files is reused: at least this long, and (`COUNTED_TIMES`) this many times the counting time.
@@ -56,8 +60,7 @@ pub(crate) fn database_state(fault: &Fault) -> ConditionKind {
 }
 
 impl ConditionService {
-    /// Starts the task that logs conditions.
-    pub(crate) fn start(
+    pub(crate) fn new(
         (names, cluster, orphaned_versions): (
             &Arc<SqliteNames>,
             &Arc<Cluster>,
@@ -65,15 +68,13 @@ impl ConditionService {
         ),
         signals: &Signals,
     ) -> Self {
-        let conditions = Self {
+        Self {
             names: names.clone(),
             cluster: cluster.clone(),
             orphaned_versions: orphaned_versions.clone(),
             signals: signals.clone(),
             counted: Arc::default(),
-        };
-        tokio::spawn(conditions.clone().watch());
-        conditions
+        }
     }
 
     /// Returns all present conditions, the worst first. The function reads the database, so it must not be called on threads of a runtime.
@@ -196,21 +197,50 @@ impl ConditionService {
         }
         Ok(())
     }
+}
 
-    /// Logs the begin and the end of conditions as long as the server runs.
-    async fn watch(self) {
-        let mut log = ConditionLog::default();
-        loop {
-            tokio::time::sleep(PERIOD).await;
-            let conditions = self.clone();
-            match tokio::task::spawn_blocking(move || conditions.now()).await {
-                Ok(Ok(found)) => log.on_look(&found),
-                Ok(Err(fault)) => {
-                    tracing::debug!(%fault, "the states of the cluster can't be read now")
-                }
-                Err(_) => return,
-            }
+/// Logs the begin and the end of conditions.
+pub(crate) struct LoggedConditions {
+    service: ConditionService,
+    log: ConditionLog,
+}
+
+impl LoggedConditions {
+    pub(crate) fn new(service: &ConditionService) -> Self {
+        Self {
+            service: service.clone(),
+            log: ConditionLog::default(),
         }
+    }
+}
+
+impl Chore for LoggedConditions {
+    fn delays(&self) -> &'static str {
+        "the states of the cluster can't be read now"
+    }
+
+    fn woken_by(&self) -> Wakings {
+        COMMIT.and(NODES).and(MOUNTS)
+    }
+
+    fn rest(&self) -> Duration {
+        REST
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        Ok(Due::NOW)
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        let service = self.service.clone();
+        Box::pin(async {
+            let found = tokio::task::spawn_blocking(move || service.now()).await;
+            self.log.on_look(&found.map_err(|_| Fault::Closed)??);
+            Ok(Due::After(match self.log.is_settled() {
+                true => REST_MAX,
+                false => REST,
+            }))
+        })
     }
 }
 
@@ -231,6 +261,11 @@ struct ConditionState {
 }
 
 impl ConditionLog {
+    /// Whether the last checks agree with the log.
+    fn is_settled(&self) -> bool {
+        self.known.values().all(|seen| seen.looks == 0)
+    }
+
     fn on_look(&mut self, found: &[v1::Condition]) {
         let key = |one: &v1::Condition| (one.name.clone(), one.node);
         let mut now: BTreeMap<ConditionKey, &v1::Condition> = BTreeMap::new();

@@ -703,7 +703,7 @@ mod tests {
             assert!(answers.iter().all(opened), "{:?}", answers.last());
         }
         let names: Arc<dyn Names> = Arc::new(names);
-        let sessions = Sessions::new(Duration::from_secs(3600));
+        let sessions = Sessions::new(Duration::from_secs(3600), Arc::default());
         let lease_recalls = LeaseRecalls::new(names.clone(), Locks::new(names, sessions).unwrap());
         let begun = Instant::now();
         assert_eq!(lease_recalls.unsettled(&inodes).await.unwrap(), inodes[1..]);

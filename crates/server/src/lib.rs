@@ -8,6 +8,7 @@ mod attached;
 mod authentication;
 mod ca;
 mod check;
+mod chores;
 mod cluster;
 mod cluster_service;
 mod conditions;

@@ -5,6 +5,7 @@
 //! one batch per node at a time: it reads the rows, numbers and sends the notes, and deletes the rows when the node has stored the notes. A
 //! row that was changed in the meantime stays.
 
+use crate::chores::{Chore, Due, Step};
 use crate::cluster::Cluster;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
@@ -12,25 +13,36 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::notes::{self, NoteRows};
+use tidemill_meta::wakes::{COMMIT, NODES, NOTED, Wakes};
 use tidemill_meta::{Connection, Fault};
+use tidemill_model::timers::Signals;
 use tidemill_wire::v1::{self, to_node::Message as To};
-use tokio::sync::Notify;
 
-/// Interval at which the server looks for rows of notes. A second change of the same inode within the interval causes no second note.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Time for which the first change waits for others, so that a busy namespace collects many. A second change of the same inode within
+/// this time causes no second note.
+const GATHER_NS: i64 = 500_000_000;
+/// Shortest time between two looks at the rows.
+const REST: Duration = Duration::from_millis(50);
 
 /// Number of the last change that each node has stored, by the node's connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct NotedChanges {
     last: Mutex<BTreeMap<u32, (u64, u64)>>,
-    news: Notify,
+    wakes: Arc<Wakes>,
 }
 
 impl NotedChanges {
+    pub(crate) fn new(wakes: Arc<Wakes>) -> Self {
+        Self {
+            last: Mutex::default(),
+            wakes,
+        }
+    }
+
     /// Records that a node has stored the notes up to this change.
     pub(crate) fn on_noted(&self, node: u32, epoch: u64, change: u64) {
         self.last.lock().insert(node, (epoch, change));
-        self.news.notify_one();
+        self.wakes.wake(NOTED);
     }
 
     fn has(&self, sent: &SentBatch, node: u32) -> bool {
@@ -46,62 +58,112 @@ struct SentBatch {
     batch: NoteRows,
 }
 
-/// Sends notes to nodes as long as the server runs.
-pub(crate) async fn run(database: Arc<Database>, cluster: Arc<Cluster>) {
-    let mut sent = BTreeMap::new();
-    loop {
-        let pause = tokio::time::timeout(PERIOD, cluster.noted().news.notified());
-        if pause.await.is_err() {
-            // Rows for all nodes are spread here, so that a busy namespace collects many first.
-            if let Err(fault) = spread(&database).await {
-                fault.log_delay("notes about names are postponed");
-            }
-        }
-        for node in cluster.up() {
-            if let Err(fault) = one_node(&database, &cluster, node, &mut sent).await {
-                fault.log_delay("notes about names are postponed");
-            }
-        }
-    }
+/// Sends notes to nodes.
+pub(crate) struct NameNotes {
+    database: Arc<Database>,
+    cluster: Arc<Cluster>,
+    sent: BTreeMap<u32, SentBatch>,
+    /// Time at which rows were first seen that wait for others.
+    gathers: Option<i64>,
+    /// Nodes that are due: their rows have waited long enough, or they have confirmed a batch.
+    due: Vec<u32>,
+    /// Whether rows for all nodes are due.
+    for_all: bool,
 }
 
-async fn spread(database: &Database) -> Result<(), Fault> {
-    if database.read(notes::waiting_for_all)? {
-        database.write(notes::spread).await?;
+impl NameNotes {
+    pub(crate) fn new(database: &Arc<Database>, cluster: &Arc<Cluster>) -> Self {
+        Self {
+            database: database.clone(),
+            cluster: cluster.clone(),
+            sent: BTreeMap::new(),
+            gathers: None,
+            due: Vec::new(),
+            for_all: false,
+        }
     }
-    Ok(())
-}
 
-async fn one_node(
-    database: &Database,
-    cluster: &Cluster,
-    node: u32,
-    sent: &mut BTreeMap<u32, SentBatch>,
-) -> Result<(), Fault> {
-    let Some(epoch) = cluster.epoch(node) else {
-        return Ok(());
-    };
-    let done = match sent.remove(&node) {
-        Some(before) if cluster.noted().has(&before, node) => before.batch.rows,
-        Some(before) if before.epoch == epoch => {
-            sent.insert(node, before);
+    async fn one_node(&mut self, node: u32) -> Result<(), Fault> {
+        let Some(epoch) = self.cluster.epoch(node) else {
             return Ok(());
+        };
+        let confirmed = |sent: &SentBatch| self.cluster.noted().has(sent, node);
+        let done = match self.sent.get(&node) {
+            Some(sent) if confirmed(sent) => sent.batch.rows.clone(),
+            Some(sent) if sent.epoch == epoch => return Ok(()),
+            // The batch was lost with its connection, but its rows are still in the table.
+            _ => Vec::new(),
+        };
+        let next = move |db: &Connection| {
+            notes::done(db, node, &done)?;
+            notes::take(db, node)
+        };
+        let next = self.database.write(next).await?;
+        self.sent.remove(&node);
+        if let Some((batch, notes)) = next
+            && self.cluster.send(node, To::Notes(v1::NameNotes { notes }))
+        {
+            self.sent.insert(node, SentBatch { epoch, batch });
         }
-        // The batch was lost with its connection, but its rows are still in the table.
-        _ => Vec::new(),
-    };
-    if done.is_empty() && !database.read(|db| notes::waiting(db, node))? {
-        return Ok(());
+        Ok(())
     }
-    let next = move |db: &Connection| {
-        notes::done(db, node, &done)?;
-        notes::take(db, node)
-    };
-    let Some((batch, notes)) = database.write(next).await? else {
-        return Ok(());
-    };
-    if cluster.send(node, To::Notes(v1::NameNotes { notes })) {
-        sent.insert(node, SentBatch { epoch, batch });
+}
+
+impl Chore for NameNotes {
+    fn delays(&self) -> &'static str {
+        "notes about names are postponed"
     }
-    Ok(())
+
+    fn woken_by(&self) -> Signals {
+        COMMIT.and(NODES).and(NOTED)
+    }
+
+    fn rest(&self) -> Duration {
+        REST
+    }
+
+    fn due(&mut self, now: i64) -> Result<Due, Fault> {
+        let (waiting, for_all) = self.database.read(notes::waiting)?;
+        let epochs = self.cluster.epochs();
+        self.sent
+            .retain(|node, sent| epochs.get(node) == Some(&sent.epoch));
+        let noted = self.cluster.noted();
+        let confirmed = self
+            .sent
+            .iter()
+            .filter(|(node, sent)| noted.has(sent, **node));
+        self.due = confirmed.map(|(&node, _)| node).collect();
+        let ready = |node: &u32| epochs.contains_key(node) && !self.sent.contains_key(node);
+        let ready: Vec<u32> = waiting.into_iter().filter(ready).collect();
+        self.for_all = false;
+        if for_all && !epochs.is_empty() || !ready.is_empty() {
+            let since = *self.gathers.get_or_insert(now);
+            // The clock may have been set back.
+            if (0..GATHER_NS).contains(&(now - since)) {
+                return Ok(match self.due.is_empty() {
+                    true => Due::At(since + GATHER_NS),
+                    false => Due::NOW,
+                });
+            }
+            self.due.extend(ready);
+            self.for_all = for_all;
+        }
+        self.gathers = None;
+        Ok(match self.due.is_empty() && !self.for_all {
+            true => Due::Woken,
+            false => Due::NOW,
+        })
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        Box::pin(async {
+            if std::mem::take(&mut self.for_all) {
+                self.database.write(notes::spread).await?;
+            }
+            for node in std::mem::take(&mut self.due) {
+                self.one_node(node).await?;
+            }
+            Ok(Due::NOW)
+        })
+    }
 }

@@ -6,6 +6,7 @@
 //! server retries the seal until the node is connected and able to seal. A version that another client began is aborted when that client
 //! has been silent for too long.
 
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::locks::Locks;
@@ -16,22 +17,22 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Trust;
 use tidemill_client::objects::Objects;
+use tidemill_meta::wakes::{COMMIT, MOUNTS, NODES, Wakes};
 use tidemill_meta::{
     Caller, Fault, Names, NamesRequest, SILENCE_NS_MAX, Unfinished, UnsealedCount,
 };
+use tidemill_model::backoff::Backoff;
 use tidemill_model::display::escaped;
 use tidemill_model::layout::PartOf;
+use tidemill_model::timers::Signals;
 use tidemill_wire::route::{SealBody, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Reason shown for a version of a lost mount that is not sealed yet, if no error occurred.
 pub(crate) const ABOUT_TO_BE_SEALED: &str = "about to be sealed for a lost mount";
 
-/// Interval at which the table of unsealed versions is examined.
-const PERIOD: Duration = Duration::from_millis(500);
-/// Shortest pause between two attempts at one node, and (`PAUSE_MAX`) longest pause. The pause doubles after each attempt.
-const PAUSE_MIN: Duration = Duration::from_secs(1);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Pauses between two attempts at one node.
+const AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(30));
 /// Maximum number of versions that a node seals in one request.
 const BATCH_MAX: usize = 256;
 
@@ -47,6 +48,7 @@ pub(crate) struct OrphanedVersions {
     cluster: Arc<Cluster>,
     sessions: Sessions,
     objects: Objects,
+    wakes: Arc<Wakes>,
     started: i64,
     /// Nodes with versions to end, and the progress of each node.
     trials: Mutex<BTreeMap<u32, NodeAttempts>>,
@@ -57,7 +59,7 @@ pub(crate) struct OrphanedVersions {
 struct NodeAttempts {
     busy: bool,
     next: Instant,
-    pause: Duration,
+    pauses: Backoff,
     /// Number of the node's connection at the last attempt; `None` if the node was offline.
     epoch: Option<u64>,
     /// Reason why the last attempt failed.
@@ -70,7 +72,7 @@ impl OrphanedVersions {
         locks: &Locks,
         cluster: &Arc<Cluster>,
         sessions: &Sessions,
-        trust: &Trust,
+        (trust, wakes): (&Trust, &Arc<Wakes>),
     ) -> Arc<Self> {
         Arc::new(Self {
             names,
@@ -78,36 +80,63 @@ impl OrphanedVersions {
             cluster: cluster.clone(),
             sessions: sessions.clone(),
             objects: Objects::new(Some(trust)),
+            wakes: wakes.clone(),
             started: clock::now_ns(),
             trials: Mutex::default(),
         })
     }
 
-    /// Ends versions of disconnected writers as long as the server runs.
-    pub(crate) async fn run(self: Arc<Self>) {
-        let mut logged = String::new();
-        loop {
-            tokio::time::sleep(PERIOD).await;
-            let fault = match self.look().await {
-                Ok(()) => String::new(),
-                Err(fault) => fault.to_string(),
-            };
-            if fault != logged && !fault.is_empty() {
-                tracing::warn!(fault, "versions of lost writers can't be ended yet");
+    /// Returns the unsealed versions. The server waits for the mounts that write them or hold locks, for the time limit of mounts.
+    fn unsealed_counts(&self) -> Result<Vec<UnsealedCount>, Fault> {
+        let unsealed = self.names.unsealed()?;
+        let writers = unsealed.iter().map(|writer| writer.session);
+        for session in writers.chain(self.locks.mounts()) {
+            if session != 0 {
+                self.sessions.expect(session);
             }
-            logged = fault;
+        }
+        Ok(unsealed)
+    }
+
+    /// Returns the time until the next work; `None` if only a signal can cause work.
+    fn next(&self, now: i64) -> Result<Option<Duration>, Fault> {
+        let unsealed = self.unsealed_counts()?;
+        let writes = |session| unsealed.iter().any(|writer| writer.session == session);
+        let has_ended = |session: &u64| self.sessions.has_ended(*session);
+        let mut held = self.locks.mounts().into_iter().filter(has_ended);
+        if held.any(|session| !writes(session)) {
+            return Ok(Some(Duration::ZERO));
+        }
+        let mut next: Vec<Duration> = self.sessions.next_end().into_iter().collect();
+        for writer in &unsealed {
+            if writer.session == 0 {
+                let silent = writer
+                    .oldest
+                    .max(self.started)
+                    .saturating_add(SILENCE_NS_MAX + 1);
+                next.extend(Due::At(silent).left(now));
+            } else if has_ended(&writer.session) {
+                next.extend(self.next_attempt(writer.node));
+            }
+        }
+        Ok(next.into_iter().min())
+    }
+
+    /// Returns the time until the next attempt at a node; `None` while an attempt runs or the node is offline.
+    fn next_attempt(&self, node: u32) -> Option<Duration> {
+        let trials = self.trials.lock();
+        let Some(trial) = trials.get(&node) else {
+            return Some(Duration::ZERO);
+        };
+        match self.cluster.epoch(node) {
+            epoch if epoch != trial.epoch => Some(Duration::ZERO),
+            Some(_) if !trial.busy => Some(trial.next.saturating_duration_since(Instant::now())),
+            _ => None,
         }
     }
 
     async fn look(self: &Arc<Self>) -> Result<(), Fault> {
-        let unsealed = self.names.unsealed()?;
-        for writer in unsealed.iter().filter(|writer| writer.session != 0) {
-            self.sessions.expect(writer.session);
-        }
-        self.locks
-            .mounts()
-            .iter()
-            .for_each(|&session| self.sessions.expect(session));
+        let unsealed = self.unsealed_counts()?;
         for session in self.sessions.end() {
             self.names.end_session(session).await?;
         }
@@ -150,13 +179,13 @@ impl OrphanedVersions {
         let trial = trials.entry(node).or_insert(NodeAttempts {
             busy: false,
             next: now,
-            pause: PAUSE_MIN,
+            pauses: AGAIN,
             epoch,
             why: String::new(),
         });
         if trial.epoch != epoch {
             // The node has reconnected.
-            (trial.epoch, trial.pause, trial.next) = (epoch, PAUSE_MIN, now);
+            (trial.epoch, trial.pauses, trial.next) = (epoch, AGAIN, now);
         }
         if epoch.is_none() {
             trial.fails(node, format!("node {node} is offline"));
@@ -173,12 +202,13 @@ impl OrphanedVersions {
             let mut trials = ends.trials.lock();
             if let Some(trial) = trials.get_mut(&node) {
                 trial.busy = false;
-                trial.next = Instant::now() + trial.pause;
-                trial.pause = (trial.pause * 2).min(PAUSE_MAX);
+                trial.next = Instant::now() + trial.pauses.pause();
                 if let Err(why) = why {
                     trial.fails(node, why);
                 }
             }
+            drop(trials);
+            ends.wakes.wake(MOUNTS);
         });
     }
 
@@ -280,6 +310,27 @@ impl OrphanedVersions {
             }
         });
         Ok(shown.collect())
+    }
+}
+
+/// Ends versions of disconnected writers.
+pub(crate) struct LostWriters(pub(crate) Arc<OrphanedVersions>);
+
+impl Chore for LostWriters {
+    fn delays(&self) -> &'static str {
+        "versions of lost writers can't be ended yet"
+    }
+
+    fn woken_by(&self) -> Signals {
+        COMMIT.and(NODES).and(MOUNTS)
+    }
+
+    fn due(&mut self, now: i64) -> Result<Due, Fault> {
+        Ok(self.0.next(now)?.map_or(Due::Woken, Due::After))
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        Box::pin(async { self.0.look().await.map(|()| Due::NOW) })
     }
 }
 

@@ -1,6 +1,7 @@
 //! Removal of objects without a name ([`tidemill_meta::placement::removals`]): when no client reads the objects and their node is up, labels
 //! remove many objects each. Next: `server/src/jobs`, whose driver creates the labels.
 
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::jobs::DriverMessage;
@@ -10,11 +11,13 @@ use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::removals::{self, REST_NS};
 use tidemill_meta::shared::NamesShared;
+use tidemill_meta::wakes::{COMMIT, NODES, RELEASED};
 use tidemill_meta::{Connection, Fault, parts};
 use tidemill_model::id::ObjectId;
+use tidemill_model::timers::Signals;
 
-/// Interval at which the list of objects to remove is examined.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Time until the next look while the listed objects are in use, wait for their time or have a label.
+const LOOK: Duration = Duration::from_millis(500);
 /// Time after a start, in nanoseconds, in which mounts can report open files. Objects listed before the start are not removed earlier.
 const START_GRACE_NS: i64 = 15 * 1_000_000_000;
 
@@ -35,28 +38,14 @@ impl Garbage {
         }
     }
 
-    /// Makes the driver create labels for removals as long as the server runs.
-    pub(crate) async fn watch(self, cluster: Arc<Cluster>, driver: Sender<DriverMessage>) {
-        loop {
-            tokio::time::sleep(PERIOD).await;
-            if let Err(fault) = self.let_go().await {
-                fault.log_delay("parts of unused versions are kept for now");
-            }
-            let due = cluster.up().into_iter().any(|node| {
-                let due = self.due(node, ObjectId(0));
-                due.is_ok_and(|due| !due.is_empty())
-            });
-            if due && driver.send(DriverMessage::Garbage).is_err() {
-                return;
-            }
-        }
+    /// Returns whether [`Self::let_go`] would replace any version.
+    fn lets_go(&self) -> Result<bool, Fault> {
+        let (due, held) = (self.queued(), |object| self.shared.object_held(object));
+        self.database.read(|db| parts::any_unused(db, due, held))
     }
 
     /// Replaces unused versions of several objects in the list by their objects, which are then removed separately.
     async fn let_go(&self) -> Result<(), Fault> {
-        if !self.database.read(removals::any_with_parts)? {
-            return Ok(());
-        }
         let (now, due, shared) = (clock::now_ns(), self.queued(), self.shared.clone());
         let let_go =
             move |db: &Connection| parts::let_go(db, due, |object| shared.object_held(object), now);
@@ -97,5 +86,73 @@ impl Garbage {
                 return Ok(free);
             }
         }
+    }
+}
+
+/// Makes the driver create labels for removals.
+pub(crate) struct Removals {
+    garbage: Garbage,
+    cluster: Arc<Cluster>,
+    driver: Sender<DriverMessage>,
+    /// Whether the last look found unused versions of several objects, and (`objects`) objects to remove.
+    versions: bool,
+    objects: bool,
+}
+
+impl Removals {
+    pub(crate) fn new(
+        garbage: Garbage,
+        cluster: &Arc<Cluster>,
+        driver: &Sender<DriverMessage>,
+    ) -> Self {
+        Self {
+            garbage,
+            cluster: cluster.clone(),
+            driver: driver.clone(),
+            versions: false,
+            objects: false,
+        }
+    }
+}
+
+impl Chore for Removals {
+    fn delays(&self) -> &'static str {
+        "unused objects are kept for now"
+    }
+
+    fn woken_by(&self) -> Signals {
+        COMMIT.and(NODES).and(RELEASED)
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        let (mut nodes, with_parts) = self.garbage.database.read(removals::waiting)?;
+        nodes.retain(|&node| self.cluster.epoch(node).is_some());
+        self.versions = with_parts && self.garbage.lets_go()?;
+        self.objects = false;
+        for &node in &nodes {
+            self.objects |= !self.garbage.due(node, ObjectId(0))?.is_empty();
+            if self.objects {
+                break;
+            }
+        }
+        Ok(if self.versions || self.objects {
+            Due::NOW
+        } else if nodes.is_empty() && !with_parts {
+            Due::Woken
+        } else {
+            Due::After(LOOK)
+        })
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        Box::pin(async {
+            if self.versions {
+                self.garbage.let_go().await?;
+            }
+            match self.objects && self.driver.send(DriverMessage::Garbage).is_err() {
+                true => Err(Fault::Closed),
+                false => Ok(Due::NOW),
+            }
+        })
     }
 }

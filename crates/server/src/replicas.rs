@@ -1,6 +1,7 @@
 //! Decisions about the replicas of versions that lack replicas, or that are to migrate ([`tidemill_meta::placement::under_replicated`]).
 //! Next: `server/src/jobs`, whose driver calls this module and sends the labels that create the replicas.
 
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::jobs::DriverMessage;
@@ -14,14 +15,16 @@ use tidemill_meta::placement::migrations::{Migration, NOWHERE};
 use tidemill_meta::placement::nodes::NodeStates;
 use tidemill_meta::placement::under_replicated::{self, VersionFacts, due};
 use tidemill_meta::remotes;
+use tidemill_meta::wakes::{COMMIT, FILLED, NODES};
 use tidemill_meta::{Connection, Fault};
 use tidemill_model::id::{Inode, NodeId, ObjectId};
 use tidemill_model::label::{LabelInput, LabelOutput, Operation, Owner};
 use tidemill_model::layout::Selection;
 use tidemill_model::replicas::{OnlineNode, ReplicaSet, ReplicaState, ReplicaStep};
+use tidemill_model::timers::Signals;
 
-/// Interval at which the server checks for missing replicas.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Time until the next look while replicas are being created, or new files give way to programs that write.
+const LOOK: Duration = Duration::from_millis(500);
 /// Maximum number of versions examined in one batch.
 pub(crate) const VERSIONS_MAX: usize = 256;
 
@@ -46,24 +49,74 @@ pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<TierNode> {
     tier
 }
 
-/// Makes the driver check for missing replicas periodically, as long as the server runs.
-pub(crate) async fn watch(
+/// Makes the driver create missing replicas.
+pub(crate) struct MissingReplicas {
     database: Arc<Database>,
     cluster: Arc<Cluster>,
+    /// Time for which a node may be offline before its replicas are recreated.
     after: Duration,
     driver: Sender<DriverMessage>,
-) {
-    let mut offline = BTreeSet::new();
-    loop {
-        tokio::time::sleep(PERIOD).await;
-        let now = clock::now_ns();
-        let due = database.read(|db| Ok(!due(db, (now, now), &cluster.up(), 1)?.is_empty()));
-        let before = std::mem::replace(&mut offline, cluster.offline_for(after));
-        let look =
-            due.unwrap_or(false) || before != offline || !filling(&database, &cluster).is_empty();
-        if look && driver.send(DriverMessage::Replicas).is_err() {
-            return;
+    /// Nodes that were offline for that time at the last step.
+    offline: BTreeSet<u32>,
+}
+
+impl MissingReplicas {
+    pub(crate) fn new(
+        database: &Arc<Database>,
+        cluster: &Arc<Cluster>,
+        after: Duration,
+        driver: &Sender<DriverMessage>,
+    ) -> Self {
+        Self {
+            database: database.clone(),
+            cluster: cluster.clone(),
+            after,
+            driver: driver.clone(),
+            offline: BTreeSet::new(),
         }
+    }
+}
+
+impl Chore for MissingReplicas {
+    fn delays(&self) -> &'static str {
+        "replicas are postponed"
+    }
+
+    fn woken_by(&self) -> Signals {
+        COMMIT.and(NODES).and(FILLED)
+    }
+
+    fn due(&mut self, now: i64) -> Result<Due, Fault> {
+        let first = self.database.read(under_replicated::first)?;
+        let waits = first.is_some_and(|at| at <= now);
+        let up = self.cluster.up();
+        let due = waits
+            && !self
+                .database
+                .read(|db| due(db, (now, now), &up, 1))?
+                .is_empty();
+        if due
+            || self.offline != self.cluster.offline_for(self.after)
+            || !filling(&self.database, &self.cluster).is_empty()
+        {
+            return Ok(Due::NOW);
+        }
+        let next = match waits {
+            true => Some(LOOK),
+            false => first.and_then(|at| Due::At(at).left(now)),
+        };
+        let next = next
+            .into_iter()
+            .chain(self.cluster.next_offline_for(self.after))
+            .min();
+        Ok(next.map_or(Due::Woken, Due::After))
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        self.offline = self.cluster.offline_for(self.after);
+        let sent = self.driver.send(DriverMessage::Replicas);
+        let sent = sent.map(|()| Due::NOW).map_err(|_| Fault::Closed);
+        Box::pin(std::future::ready(sent))
     }
 }
 

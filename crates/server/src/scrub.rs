@@ -1,44 +1,73 @@
 //! Regular scrubs: this module begins a scrub of each node when its interval has passed ([`tidemill_meta::placement::scrub`]). Next:
 //! `server/src/jobs`, whose driver creates the labels.
 
-use crate::clock;
+use crate::chores::{Chore, Due, Step};
 use crate::cluster::Cluster;
 use crate::jobs::DriverMessage;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
-use tidemill_meta::Connection;
 use tidemill_meta::commit::Database;
-use tidemill_meta::placement::scrub::{begin, clean, due, open};
+use tidemill_meta::placement::scrub::{begin, next, open};
+use tidemill_meta::wakes::{COMMIT, NODES};
+use tidemill_meta::{Connection, Fault};
+use tidemill_model::timers::Signals;
 
-/// Interval at which the server checks for due scrubs.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Begins due scrubs, and makes the driver continue open scrubs.
+pub(crate) struct Scrubs {
+    pub(crate) database: Arc<Database>,
+    pub(crate) cluster: Arc<Cluster>,
+    /// Interval in which all objects of each node are read once, if they are.
+    pub(crate) every: Option<Duration>,
+    pub(crate) driver: Sender<DriverMessage>,
+}
 
-/// Makes the driver check for due scrubs as long as the server runs. With `every`, all objects of each node are read once in that interval.
-pub(crate) async fn watch(
-    database: Arc<Database>,
-    cluster: Arc<Cluster>,
-    every: Option<Duration>,
-    driver: Sender<DriverMessage>,
-) {
-    if let Err(fault) = database.write(clean).await {
-        fault.log_delay("incomplete scrubs are kept until the next start");
+impl Scrubs {
+    /// Returns whether any node that is up has an open scrub.
+    fn any_open(&self) -> Result<bool, Fault> {
+        let open = self.database.read(open)?;
+        Ok(open
+            .iter()
+            .any(|one| self.cluster.epoch(one.node.0).is_some()))
     }
-    loop {
-        tokio::time::sleep(PERIOD).await;
-        if let Some(every) = every {
-            let (nodes, now) = (cluster.scrubbing(), clock::now_ns());
-            let due = database.read(|db| due(db, &nodes, every, now));
-            if due.is_ok_and(|due| !due.is_empty()) {
-                let begin = move |db: &Connection| begin(db, &nodes, every, now);
-                if let Err(fault) = database.write(begin).await {
-                    fault.log_delay("scrubs can't be started now");
+}
+
+impl Chore for Scrubs {
+    fn delays(&self) -> &'static str {
+        "scrubs are postponed"
+    }
+
+    fn woken_by(&self) -> Signals {
+        COMMIT.and(NODES)
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        if self.any_open()? {
+            return Ok(Due::NOW);
+        }
+        let Some(every) = self.every else {
+            return Ok(Due::Woken);
+        };
+        let nodes = self.cluster.scrubbing();
+        self.database
+            .read(|db| next(db, &nodes, every))
+            .map(Due::from)
+    }
+
+    fn step(&mut self, now: i64) -> Step<'_> {
+        Box::pin(async move {
+            if let Some(every) = self.every {
+                let nodes = self.cluster.scrubbing();
+                let next = self.database.read(|db| next(db, &nodes, every))?;
+                if next.is_some_and(|at| at <= now) {
+                    let begin = move |db: &Connection| begin(db, &nodes, every, now);
+                    self.database.write(begin).await?;
                 }
             }
-        }
-        let open = database.read(|db| Ok(!open(db)?.is_empty()));
-        if open.unwrap_or(false) && driver.send(DriverMessage::Scrub).is_err() {
-            return;
-        }
+            match self.any_open()? && self.driver.send(DriverMessage::Scrub).is_err() {
+                true => Err(Fault::Closed),
+                false => Ok(Due::NOW),
+            }
+        })
     }
 }

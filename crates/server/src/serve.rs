@@ -5,9 +5,10 @@ use crate::access::Access;
 use crate::authentication::Gates;
 use crate::ca::{Ca, CaError};
 use crate::check::Check;
-use crate::cluster::{Cluster, ClusterSettings, revocations};
+use crate::chores::ChoreParts;
+use crate::cluster::{Cluster, ClusterSettings};
 use crate::cluster_service::ClusterService;
-use crate::conditions::ConditionService;
+use crate::conditions::{ConditionService, LoggedConditions};
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
 use crate::events::EventService;
@@ -16,16 +17,15 @@ use crate::find::FindService;
 use crate::health::HealthService;
 use crate::jobs::DriverMessage;
 use crate::jobs::driver::{Driver, Repairing, Signals};
+use crate::jobs::finished::OldJobs;
 use crate::jobs::service::JobService;
-use crate::jobs::{expiry, finished};
 use crate::lease_recall::LeaseRecalls;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNamesService;
 use crate::locks::Locks;
-use crate::migrations::reservations;
 use crate::migrator::{Migrator, PlaceService};
 use crate::namespace_service::NamespaceService;
-use crate::orphaned_versions::OrphanedVersions;
+use crate::orphaned_versions::{LostWriters, OrphanedVersions};
 #[cfg(feature = "nats")]
 use crate::queue::Nats;
 use crate::queue::{DatabaseQueue, LabelQueue, QueueLocation};
@@ -37,8 +37,8 @@ use crate::rules::service::RuleService;
 use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
-use crate::workspaces::{self, WorkspaceService};
-use crate::{clock, notes, replicas, scrub};
+use crate::workspaces::WorkspaceService;
+use crate::{chores, clock};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -281,20 +281,32 @@ impl RunningServer {
         let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
         cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
-        let ends = (driver.clone(), incoming);
         let of = DriverSettings::of(&config);
-        let worker = start_driver(&names, &cluster, &signals, of, ends).await?;
+        let garbage = Garbage::new(names.database().clone(), names.shared().clone());
+        let parts = (&names, &cluster, &garbage);
+        let worker = start_driver(parts, &signals, of, incoming).await?;
         cluster.expect_known();
         // Files that jobs wait for may have appeared while the server was down.
         let _ = driver.send(DriverMessage::NamesChanged);
-        let manager = Manager::start(&names, &cluster, config.elastic.clone());
-        let sessions = Sessions::new(config.mount_timeout);
+        let manager = Manager::new(&names, &cluster, config.elastic.clone());
+        let wakes = names.database().wakes();
+        let sessions = Sessions::new(config.mount_timeout, wakes.clone());
         let locks = Locks::new(names.clone(), sessions.clone())?;
         let orphaned_versions =
-            OrphanedVersions::new(names.clone(), &locks, &cluster, &sessions, &trust);
+            OrphanedVersions::new(names.clone(), &locks, &cluster, &sessions, (&trust, wakes));
         let lease_recalls = LeaseRecalls::new(names.clone(), locks);
         let files = FileService::new(&names, &lease_recalls, &access, &cluster, &trust);
         let uses = (&names, &lease_recalls, &cluster);
+        let conditions = ConditionService::new((&names, &cluster, &orphaned_versions), &signals);
+        let chore_parts = ChoreParts {
+            names: names.clone(),
+            cluster: cluster.clone(),
+            manager: manager.clone(),
+            garbage,
+            driver: driver.clone(),
+            repair_after: config.repair_after,
+            scrub_every: config.scrub_every,
+        };
         let parts = ServiceParts {
             rule_runner: RuleRunner::start(uses, Some(&files), &driver),
             files,
@@ -304,7 +316,7 @@ impl RunningServer {
             access: access.clone(),
             driver: driver.clone(),
             signals: signals.clone(),
-            conditions: ConditionService::start((&names, &cluster, &orphaned_versions), &signals),
+            conditions: conditions.clone(),
             sessions,
             orphaned_versions: orphaned_versions.clone(),
             check: Check::new(names.clone(), cluster.clone(), &trust),
@@ -315,9 +327,8 @@ impl RunningServer {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, lease_recalls, access)?;
-        let kept = (&names, config.keep_jobs);
-        let driven = (signals, driver.clone());
-        start_background_tasks(kept, cluster, orphaned_versions, driven);
+        let chores = (chore_parts, config.keep_jobs);
+        start_background_tasks(chores, orphaned_versions, &conditions);
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -392,24 +403,25 @@ fn settings(
     })
 }
 
-/// Starts the background tasks, which run as long as the server runs.
+/// Starts the timed work and the other background tasks, which run as long as the server runs.
 fn start_background_tasks(
-    (names, keep_jobs): (&Arc<SqliteNames>, Option<Duration>),
-    cluster: Arc<Cluster>,
+    (parts, keep_jobs): (ChoreParts, Option<Duration>),
     orphaned_versions: Arc<OrphanedVersions>,
-    (signals, driver): (Signals, Sender<DriverMessage>),
+    conditions: &ConditionService,
 ) {
+    let (names, driver) = (parts.names.clone(), parts.driver.clone());
+    let mut chores = parts.chores();
+    chores.push(Box::new(LostWriters(orphaned_versions)));
+    chores.push(Box::new(LoggedConditions::new(conditions)));
     if let Some(keep) = keep_jobs {
-        tokio::spawn(finished::run(names.clone(), keep));
+        chores.push(Box::new(OldJobs {
+            names: names.clone(),
+            keep_ns: i64::try_from(keep.as_nanos()).unwrap_or(i64::MAX),
+        }));
     }
-    let teller = names.teller().clone();
+    tokio::spawn(chores::run(chores, names.database().wakes().clone()));
+    let (teller, signals) = (names.teller().clone(), conditions.signals.clone());
     tokio::spawn(forward_changes(teller, signals, driver));
-    tokio::spawn(notes::run(names.database().clone(), cluster.clone()));
-    tokio::spawn(revocations::run(names.shared().clone(), cluster));
-    tokio::spawn(orphaned_versions.run());
-    tokio::spawn(expiry::run(names.clone()));
-    tokio::spawn(workspaces::run(names.clone()));
-    tokio::spawn(reservations::run(names.clone()));
 }
 
 fn start_local(
@@ -425,7 +437,6 @@ fn start_local(
 struct DriverSettings {
     policy: String,
     repairing: Repairing,
-    scrub_every: Option<Duration>,
     queue: QueueLocation,
 }
 
@@ -433,7 +444,6 @@ impl DriverSettings {
     fn of(config: &ServeConfig) -> Self {
         Self {
             policy: config.default_policy.clone(),
-            scrub_every: config.scrub_every,
             repairing: Repairing {
                 after: config.repair_after,
                 bytes_per_sec: config.move_bytes_per_sec,
@@ -445,32 +455,19 @@ impl DriverSettings {
 
 /// Starts the driver. The driver first reads unfinished jobs, which may take a while, and then runs on its own thread.
 async fn start_driver(
-    names: &Arc<SqliteNames>,
-    cluster: &Arc<Cluster>,
+    (names, cluster, garbage): (&Arc<SqliteNames>, &Arc<Cluster>, &Garbage),
     signals: &Signals,
     decides: DriverSettings,
-    (driver, incoming): (
-        Sender<DriverMessage>,
-        std::sync::mpsc::Receiver<DriverMessage>,
-    ),
+    incoming: std::sync::mpsc::Receiver<DriverMessage>,
 ) -> Result<std::thread::JoinHandle<()>, StartError> {
     let DriverSettings {
         policy,
         repairing,
-        scrub_every,
         queue,
     } = decides;
     tidemill_sched::policy::by_name(&policy, 0)?;
     let (names, cluster, signals) = (names.clone(), cluster.clone(), signals.clone());
-    let database = names.database().clone();
-    let garbage = Garbage::new(database.clone(), names.shared().clone());
-    tokio::spawn(garbage.clone().watch(cluster.clone(), driver.clone()));
-    let watched =
-        |driver: &Sender<DriverMessage>| (database.clone(), cluster.clone(), driver.clone());
-    let (of, on, inbox_ends) = watched(&driver);
-    tokio::spawn(replicas::watch(of, on, repairing.after, inbox_ends));
-    let (of, on, inbox_ends) = watched(&driver);
-    tokio::spawn(scrub::watch(of, on, scrub_every, inbox_ends));
+    let garbage = garbage.clone();
     let queue = open_queue(queue, &names)?;
     let made = tokio::task::spawn_blocking(move || {
         Driver::new(

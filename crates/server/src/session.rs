@@ -5,6 +5,7 @@ use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_meta::wakes::{MOUNTS, Wakes};
 use tidemill_wire::v1;
 
 /// Connected and offline mounts that the server knows.
@@ -12,6 +13,7 @@ use tidemill_wire::v1;
 pub(crate) struct Sessions {
     mounts: Arc<Mutex<Mounts>>,
     timeout: Duration,
+    wakes: Arc<Wakes>,
 }
 
 #[derive(Debug, Default)]
@@ -51,6 +53,8 @@ impl Drop for MountStream {
         if present.streams == 0 {
             mounts.present.remove(&self.session);
             mounts.offline.insert(self.session, Offline::now());
+            drop(mounts);
+            self.sessions.wakes.wake(MOUNTS);
         }
     }
 }
@@ -66,10 +70,11 @@ impl Offline {
 
 impl Sessions {
     /// Creates the list of mounts. A mount may be offline for `timeout` before its files are closed.
-    pub(crate) fn new(timeout: Duration) -> Self {
+    pub(crate) fn new(timeout: Duration, wakes: Arc<Wakes>) -> Self {
         let sessions = Self {
             mounts: Arc::default(),
             timeout,
+            wakes,
         };
         // No mount has the number 0. Its end stands for the end of all clients that an earlier run of the server knew to have files open.
         sessions.expect(0);
@@ -101,6 +106,14 @@ impl Sessions {
         if !mounts.present.contains_key(&session) {
             mounts.offline.entry(session).or_insert_with(Offline::now);
         }
+    }
+
+    /// Returns the time until the timeout of another mount has passed, if any mount is offline.
+    pub(crate) fn next_end(&self) -> Option<Duration> {
+        let mounts = self.mounts.lock();
+        let waiting = mounts.offline.values().filter(|offline| !offline.ended);
+        let left = waiting.map(|one| self.timeout.saturating_sub(one.since.elapsed()));
+        left.min()
     }
 
     /// Returns the mounts whose timeout has passed since the last call, each mount once.
@@ -155,7 +168,7 @@ mod tests {
 
     #[test]
     fn mount_is_offline_after_last_stream_and_online_with_next_stream() {
-        let sessions = Sessions::new(Duration::ZERO);
+        let sessions = Sessions::new(Duration::ZERO, Arc::default());
         let (first, second) = (sessions.arrive(mount(7)), sessions.arrive(mount(7)));
         assert_eq!(sessions.end(), [0]);
         drop(first);
@@ -174,7 +187,7 @@ mod tests {
 
     #[test]
     fn mount_session_offline_for_less_than_timeout_has_not_ended() {
-        let sessions = Sessions::new(Duration::from_secs(1000));
+        let sessions = Sessions::new(Duration::from_secs(1000), Arc::default());
         drop(sessions.arrive(mount(7)));
         assert!(sessions.end().is_empty() && !sessions.has_ended(7));
         sessions.forget_all_but(|_| false);

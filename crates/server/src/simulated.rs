@@ -5,14 +5,15 @@
 //! millisecond. No other code of the server is duplicated here: the simulation calls the same functions as the services.
 
 use crate::ca::Ca;
+use crate::chores::ChoreParts;
 use crate::cluster::{Cluster, ClusterSettings, outbox};
 use crate::elastic::Elastic;
 use crate::elastic::manager::Manager;
+use crate::jobs::DriverMessage;
 use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::inbox::Inbox;
 use crate::jobs::mapper_jobs::ProgramMappers;
 use crate::jobs::submit::{JobRefusal, Submission, submit};
-use crate::jobs::{DriverMessage, expiry};
 use crate::lease_recall::LeaseRecalls;
 use crate::locks::Locks;
 use crate::migrator::Migrator;
@@ -20,7 +21,7 @@ use crate::queue::{DatabaseQueue, LabelQueue};
 use crate::removal::Garbage;
 use crate::rules::driver::RuleRunner;
 use crate::session::Sessions;
-use crate::{clock, namespace_service, notes, replicas, scrub, workspaces};
+use crate::{chores, clock, namespace_service, workspaces};
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use std::time::Duration;
@@ -179,7 +180,7 @@ impl Simulated {
             Ok((cluster, manager, driver)) => {
                 let started = tokio::time::Instant::now();
                 // Mounts of the simulation take no locks, so there are no locks to read.
-                let sessions = Sessions::new(Duration::MAX);
+                let sessions = Sessions::new(Duration::MAX, names.database().wakes().clone());
                 let names_of_locks = names.clone() as Arc<dyn Names>;
                 let locks = match Locks::new(names_of_locks, sessions.clone()) {
                     Ok(locks) => locks,
@@ -249,19 +250,22 @@ impl Simulated {
             resume_limit: RESUME_LIMIT,
             ..Elastic::default()
         };
-        let manager = Manager::start(names, &cluster, elastic);
+        let manager = Manager::new(names, &cluster, elastic);
         cluster.expect_known();
         let _ = sender.send(DriverMessage::NamesChanged);
-        let after = options.repair_after;
-        let copying = replicas::watch(database.clone(), cluster.clone(), after, sender.clone());
-        tokio::spawn(copying);
-        let every = Some(options.scrub_every);
-        let scrubbing = scrub::watch(database.clone(), cluster.clone(), every, sender.clone());
-        tokio::spawn(scrubbing);
-        tokio::spawn(notes::run(database, cluster.clone()));
-        tokio::spawn(garbage.watch(cluster.clone(), sender.clone()));
-        tokio::spawn(expiry::run(names.clone()));
-        tokio::spawn(workspaces::run(names.clone()));
+        let parts = ChoreParts {
+            names: names.clone(),
+            cluster: cluster.clone(),
+            manager: manager.clone(),
+            garbage,
+            driver: sender.clone(),
+            repair_after: options.repair_after,
+            scrub_every: Some(options.scrub_every),
+        };
+        tokio::spawn(chores::run(
+            parts.chores(),
+            names.database().wakes().clone(),
+        ));
         let teller = names.teller().clone();
         tokio::spawn(crate::serve::forward_changes(teller, signals, sender));
         Ok((cluster, manager, driver))
@@ -644,6 +648,7 @@ fn ca() -> Arc<Ca> {
 mod tests {
     use super::*;
     use crate::queue::Unavailable;
+    use rusqlite::trace::{TraceEvent, TraceEventCodes};
     use std::collections::BTreeSet;
     use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
     use tidemill_model::id::{LabelId, NodeId};
@@ -700,10 +705,8 @@ mod tests {
         fn exit(&self, _: &Id) {}
     }
 
-    #[test]
-    fn unreachable_label_queue_is_logged_once_and_retried() {
-        let queue = Arc::new(Offline::default());
-        let options = SimulatedOptions {
+    fn options() -> SimulatedOptions {
+        SimulatedOptions {
             seed: 1,
             node_timeout: Duration::from_secs(10),
             policy: tidemill_sched::policy::DEFAULT.into(),
@@ -713,23 +716,38 @@ mod tests {
             move_bytes_per_sec: 0,
             suspend_after: None,
             burst: TierLimits::default(),
+            queue: None,
+        }
+    }
+
+    fn hello(node: u32) -> v1::Hello {
+        v1::Hello {
+            version: tidemill_wire::PROTOCOL_VERSION,
+            node: Some(v1::Node {
+                node,
+                role: "store".into(),
+                scrub_bytes_per_sec: 1,
+                watts_milli: 100_000,
+                idle_milli: 50_000,
+                ..v1::Node::default()
+            }),
+            ..v1::Hello::default()
+        }
+    }
+
+    #[test]
+    fn unreachable_label_queue_is_logged_once_and_retried() {
+        let queue = Arc::new(Offline::default());
+        let options = SimulatedOptions {
             queue: Some(queue.clone()),
+            ..options()
         };
         let errors = Arc::new(AtomicUsize::new(0));
         let _log = tracing::subscriber::set_default(Errors(errors.clone()));
         let disk = SimulatedDisk::open_in_memory().unwrap();
         let begun = Simulated::start(disk, Duration::from_secs(1_000_000), &options);
         let mut server = begun.map_err(|(_, error)| error).unwrap();
-        let hello = v1::Hello {
-            version: tidemill_wire::PROTOCOL_VERSION,
-            node: Some(v1::Node {
-                node: 1,
-                role: "store".into(),
-                ..v1::Node::default()
-            }),
-            ..v1::Hello::default()
-        };
-        let _link = server.join(hello).unwrap();
+        let _link = server.join(hello(1)).unwrap();
         while server.has_messages() {
             server.turn();
         }
@@ -749,6 +767,62 @@ mod tests {
         assert_eq!(queue.tries.load(Ordering::Relaxed), 3);
         assert_eq!(errors.load(Ordering::Relaxed), 1);
         assert_eq!(queue.fetched.load(Ordering::Relaxed), 1);
+        let _disk = server.kill();
+    }
+    /// Nodes of the idle cluster, and (`IDLE_S`) the time for which it is watched.
+    const IDLE_NODES: u32 = 200;
+    const IDLE_S: u64 = 600;
+
+    /// Lets the nodes report their state once a second, as real nodes do, and the driver process its messages.
+    fn idle(server: &mut Simulated, links: &mut [NodeStream], seconds: std::ops::Range<u64>) {
+        for second in seconds {
+            for (node, link) in (1..).zip(&mut *links) {
+                while let Ok(message) = link.outbox.try_recv() {
+                    if let Some(v1::to_node::Message::Notes(notes)) = message.message {
+                        let change = notes.notes.iter().map(|note| note.change).max();
+                        let change = change.unwrap_or(0);
+                        server.hear(node, link.epoch, From::Noted(v1::Noted { change }));
+                    }
+                }
+                let standing = v1::Standing {
+                    free_bytes: (1 << 30) + second,
+                    ..v1::Standing::default()
+                };
+                server.hear(node, link.epoch, From::Standing(standing));
+            }
+            server.advance(Duration::from_secs(second));
+            while server.has_messages() {
+                server.turn();
+            }
+            server.turn();
+        }
+    }
+
+    #[test]
+    fn idle_cluster_of_200_nodes_runs_less_than_two_statements_per_second() {
+        let mut disk = SimulatedDisk::open_in_memory().unwrap();
+        let count = Arc::new(AtomicUsize::new(0));
+        let counted = count.clone();
+        let trace = move |event: TraceEvent<'_>| {
+            if let TraceEvent::Stmt(_, sql) = event {
+                // The statements of triggers are comments in the trace.
+                counted.fetch_add(usize::from(!sql.starts_with("--")), Ordering::Relaxed);
+            }
+        };
+        disk.trace_v2(TraceEventCodes::SQLITE_TRACE_STMT, Some(trace))
+            .unwrap();
+        let begun = Simulated::start(disk, Duration::from_secs(1_000_000), &options());
+        let mut server = begun.map_err(|(_, error)| error).unwrap();
+        let mut links: Vec<NodeStream> = (1..=IDLE_NODES)
+            .map(|node| server.join(hello(node)).unwrap())
+            .collect();
+        let created = server.create_workspace("w", None);
+        assert!(created.is_some());
+        idle(&mut server, &mut links, 1..60);
+        let before = count.load(Ordering::Relaxed);
+        idle(&mut server, &mut links, 60..60 + IDLE_S);
+        let statements = count.load(Ordering::Relaxed) - before;
+        assert!(statements < 2 * IDLE_S as usize, "{statements}");
         let _disk = server.kill();
     }
 }

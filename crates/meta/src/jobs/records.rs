@@ -351,6 +351,13 @@ pub fn ended(db: &Connection, uid: Option<u32>, before: i64) -> Result<Vec<u64>,
     rows(db, sql, row, |row| Ok(job_id(row)?.0))
 }
 
+/// Returns the time at which the first of the jobs in the list ended, if any job has ended.
+pub fn first_end(db: &Connection) -> Result<Option<i64>, Fault> {
+    let sql = "SELECT min(ended) FROM job WHERE deleted = 0 AND state != ?1";
+    let row = [state_number(State::Running)];
+    Ok(find(db, sql, row, |row| row.get::<_, Option<i64>>(0))?.flatten())
+}
+
 /// Returns, in the order of `jobs`, the owner of each job and whether the job still runs; `None` for a job that does not exist.
 pub fn states(db: &Connection, jobs: &[u64]) -> Result<Vec<Option<(u32, bool)>>, Fault> {
     let asked: Vec<i64> = jobs.iter().map(|job| job.cast_signed()).collect();

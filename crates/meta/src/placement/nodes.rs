@@ -13,6 +13,7 @@ use super::{
 };
 use crate::Connection;
 use crate::fault::Fault;
+use crate::json::json;
 use crate::notes;
 use crate::query::{changed, execute, find, number, numbers, rows, stored_enum, unsigned};
 use crate::shared::NamesShared;
@@ -437,15 +438,16 @@ pub(super) fn energy(db: &Connection) -> Result<BTreeMap<u32, Drawn>, Fault> {
 
 /// Stores the energy of these nodes.
 pub fn keep_energy(db: &Connection, all: &BTreeMap<u32, Drawn>) -> Result<(), Fault> {
-    let sql = "UPDATE node SET microjoules = ?2, counted_ns = ?3, basis = ?4 WHERE node = ?1 AND state != 3";
-    for (node, drawn) in all {
+    let sql = "UPDATE node SET microjoules = value ->> 1, counted_ns = value ->> 2, basis = value ->> 3 \
+               FROM json_each(?1) WHERE node.node = value ->> 0 AND state != 3";
+    let rows = all.iter().map(|(node, drawn)| {
         let (energy, time) = (
             drawn.microjoules.cast_signed(),
             drawn.counted_ns.cast_signed(),
         );
-        execute(db, sql, params![node, energy, time, drawn.by])?;
-    }
-    Ok(())
+        (node, energy, time, &drawn.by)
+    });
+    execute(db, sql, [json(&rows.collect::<Vec<_>>())])
 }
 
 /// Removes a node from the cluster. The versions that are being written there can't become complete any more, and are aborted.

@@ -9,7 +9,7 @@ use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
 use crate::notes;
-use crate::query::{execute, exists, rows, unsigned};
+use crate::query::{execute, rows, unsigned};
 use crate::vnode::NO_NODE;
 use rusqlite::params;
 use tidemill_model::id::{LabelId, NodeId, ObjectId};
@@ -60,10 +60,18 @@ pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
     execute(db, "DELETE FROM removal WHERE node = ?1", [node])
 }
 
-/// Returns whether the removal of any version of several objects is queued.
-pub fn any_with_parts(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM removal WHERE node = ?1";
-    exists(db, sql, [NO_NODE])
+/// Returns the nodes with queued removals, and whether the removal of any version of several objects is queued.
+pub fn waiting(db: &Connection) -> Result<(Vec<u32>, bool), Fault> {
+    // Each step finds the next node in the index, so the number of removals does not matter.
+    let sql = "WITH RECURSIVE waiting(node) AS (SELECT min(node) FROM removal UNION ALL \
+               SELECT (SELECT min(node) FROM removal WHERE node > waiting.node) FROM waiting WHERE node IS NOT NULL) \
+               SELECT node FROM waiting WHERE node IS NOT NULL";
+    let nodes: Vec<i64> = rows(db, sql, [], |row| row.get(0))?;
+    let with_parts = nodes.contains(&NO_NODE);
+    let nodes = nodes
+        .into_iter()
+        .filter_map(|node| u32::try_from(node).ok());
+    Ok((nodes.collect(), with_parts))
 }
 
 /// Returns the nodes that are about to remove an object.

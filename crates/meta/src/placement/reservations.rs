@@ -3,7 +3,7 @@
 //! reservation.
 
 use super::burst::{HEARD_NS, TierState, sum_of};
-use crate::query::{execute, number, numbers, rows, unsigned};
+use crate::query::{execute, first_time, number, numbers, rows, unsigned};
 
 use crate::Connection;
 use crate::fault::Fault;
@@ -164,10 +164,9 @@ pub(crate) fn forget_directory(db: &Connection, ino: u64) -> Result<(), Fault> {
     execute(db, sql, [ino.cast_signed()])
 }
 
-/// Returns whether any reservation has expired.
-pub fn any_expired(db: &Connection, now: i64) -> Result<bool, Fault> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM space_reservation WHERE until <= ?1)";
-    Ok(number(db, sql, [now])? != 0)
+/// Returns the time at which the next reservation expires, if any.
+pub fn first_end(db: &Connection) -> Result<Option<i64>, Fault> {
+    first_time(db, "SELECT min(until) FROM space_reservation")
 }
 
 /// Ends reservations whose time has expired.

@@ -9,7 +9,8 @@ use super::replicas::CURRENT;
 use crate::Connection;
 use crate::commit::Database;
 use crate::fault::Fault;
-use crate::query::{execute, find, number, numbers, rows, unsigned};
+use crate::json::json_list;
+use crate::query::{execute, number, numbers, rows, unsigned};
 use crate::shared::NamesShared;
 use rusqlite::params;
 use std::time::Duration;
@@ -239,24 +240,34 @@ pub fn clean(db: &Connection) -> Result<(), Fault> {
     Ok(())
 }
 
+/// Returns, for each node, the end of its last scrub of all objects: `None` without any scrub, `i64::MAX` while one is in progress.
+fn last_ends(db: &Connection, nodes: &[u32]) -> Result<Vec<(u32, Option<i64>)>, Fault> {
+    let sql = "SELECT value, (SELECT max(iif(ended = 0, ?2, ended)) FROM scrub WHERE node = value AND listed = 0) FROM json_each(?1)";
+    let key = params![json_list(nodes.iter().map(|&node| node.into())), i64::MAX];
+    rows(db, sql, key, |row| Ok((row.get(0)?, row.get(1)?)))
+}
+
+/// Returns the time at which the next scrub of all objects of a node begins, if any. A node without any scrub is due at once: its interval
+/// begins then.
+pub fn next(db: &Connection, nodes: &[u32], every: Duration) -> Result<Option<i64>, Fault> {
+    let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
+    let ends = last_ends(db, nodes)?.into_iter();
+    let ends = ends.map(|(_, ended)| ended.map_or(0, |ended| ended.saturating_add(every)));
+    Ok(ends.filter(|&at| at < i64::MAX).min())
+}
+
 /// Returns the nodes whose interval has passed. A node without any scrub is returned with the flag unset: its interval begins now.
-pub fn due(
+fn due(
     db: &Connection,
     nodes: &[u32],
     every: Duration,
     now: i64,
 ) -> Result<Vec<(u32, bool)>, Fault> {
-    let sql = "SELECT ended FROM scrub WHERE node = ?1 AND listed = 0 ORDER BY ended = 0 DESC, ended DESC LIMIT 1";
     let every = i64::try_from(every.as_nanos()).unwrap_or(i64::MAX);
-    let mut due = Vec::new();
-    for &node in nodes {
-        match find(db, sql, [node], |row| row.get::<_, i64>(0))? {
-            None => due.push((node, false)),
-            Some(ended) if ended == 0 || ended.saturating_add(every) > now => {}
-            Some(_) => due.push((node, true)),
-        }
-    }
-    Ok(due)
+    let ends = last_ends(db, nodes)?.into_iter();
+    let due =
+        ends.filter(|(_, ended)| ended.is_none_or(|ended| ended.saturating_add(every) <= now));
+    Ok(due.map(|(node, ended)| (node, ended.is_some())).collect())
 }
 
 /// Begins a scrub of all objects of each node that is due. The first scrub of a new node begins after one interval.

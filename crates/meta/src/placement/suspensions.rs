@@ -5,6 +5,7 @@
 
 use super::energy::Energy;
 use crate::clock;
+use crate::wakes::{SUSPENSIONS, Wakes};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -13,7 +14,6 @@ use std::time::Duration;
 use tidemill_model::time::{Span, Time};
 use tidemill_sched::elastic::{ElasticAction, ElasticEvent, ElasticLimits, Resumes, Suspension};
 use tidemill_wire::v1;
-use tokio::sync::Notify;
 use tokio::time::Instant;
 
 /// Interval at which the state of a node is checked while a caller waits for the node.
@@ -44,7 +44,7 @@ pub struct Suspensions {
     limits: Mutex<ElasticLimits>,
     /// Whether any node is suspended or being suspended. If not, other code needs no check.
     any: AtomicBool,
-    news: Notify,
+    wakes: Arc<Wakes>,
     began: Instant,
     /// Energy that the nodes have consumed.
     pub energy: Energy,
@@ -57,7 +57,7 @@ impl Default for Suspensions {
             actions: Mutex::default(),
             limits: Mutex::new(ElasticLimits::default()),
             any: AtomicBool::new(false),
-            news: Notify::new(),
+            wakes: Arc::default(),
             began: Instant::now(),
             energy: Energy::default(),
         }
@@ -65,6 +65,14 @@ impl Default for Suspensions {
 }
 
 impl Suspensions {
+    /// Returns suspensions that send a signal for each action.
+    pub(crate) fn new(wakes: Arc<Wakes>) -> Self {
+        Self {
+            wakes,
+            ..Self::default()
+        }
+    }
+
     /// Returns the time of the monotonic clock, which nobody can set.
     fn now(&self) -> Time {
         let elapsed = Instant::now().saturating_duration_since(self.began);
@@ -80,11 +88,6 @@ impl Suspensions {
     /// Returns whether any node is or may be suspended.
     pub fn any(&self) -> bool {
         self.any.load(Ordering::Relaxed)
-    }
-
-    /// Waits for the next action.
-    pub async fn news(&self) {
-        self.news.notified().await;
     }
 
     /// Restores the states of nodes that an earlier run of the server stored.
@@ -132,7 +135,7 @@ impl Suspensions {
         }
         if let Some(action) = action {
             self.actions.lock().push((node, action));
-            self.news.notify_one();
+            self.wakes.wake(SUSPENSIONS);
         }
     }
 

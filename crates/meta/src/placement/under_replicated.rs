@@ -108,6 +108,14 @@ pub(super) fn forget_parts(db: &Connection, version: u64) -> Result<(), Fault> {
     execute(db, sql, [version.cast_signed()])
 }
 
+/// Returns the time at which the next object is to be examined, if any.
+pub fn first(db: &Connection) -> Result<Option<i64>, Fault> {
+    // One search of the index for each number of replicas.
+    let sql = "SELECT min((SELECT min(at) FROM short WHERE has = value)) FROM json_each(?1)";
+    let all = json_list((0..=MIGRATIONS).map(i64::cast_unsigned));
+    Ok(find(db, sql, [all], |row| row.get::<_, Option<i64>>(0))?.flatten())
+}
+
 /// Returns the versions to examine up to `until`; versions with the fewest replicas come first. New versions wait while more new versions
 /// arrive. A version is left out while a node that is up creates a replica of the version.
 pub fn due(

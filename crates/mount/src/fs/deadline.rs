@@ -11,14 +11,14 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+use tidemill_model::backoff::Backoff;
 
 /// Total time that an operation waits for an unreachable server or node, by default.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Time that is practically without limit.
 const FOREVER: Duration = Duration::from_secs(100 * 365 * 86_400);
-/// Minimum pause before a retry; doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(20);
-const PAUSE_MAX: Duration = Duration::from_secs(1);
+/// Pauses before a retry.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(20), Duration::from_secs(1));
 
 /// Maximum time of one wait: if a wait takes much longer, the process was suspended.
 const SLICE: Duration = Duration::from_secs(1);
@@ -173,23 +173,19 @@ pub(crate) fn renew() {
 /// Pauses between attempts, each longer than the pause before.
 #[derive(Debug)]
 pub(crate) struct Pauses {
-    next: Duration,
+    pauses: Backoff,
     end: Option<Instant>,
 }
 
 impl Pauses {
     /// Returns pauses that end at the time `end`. Without `end` they continue for as long as the mount runs.
     pub(crate) fn until(end: Option<Instant>) -> Self {
-        Self {
-            next: PAUSE_MIN,
-            end,
-        }
+        Self { pauses: AGAIN, end }
     }
 
     /// Returns the pause before the next attempt; `None` if no time is left for another attempt.
     pub(crate) fn next(&mut self) -> Option<Duration> {
-        let pause = self.next;
-        self.next = (pause * 2).min(PAUSE_MAX);
+        let pause = self.pauses.pause();
         let Some(end) = self.end else {
             return Some(pause);
         };
@@ -235,11 +231,11 @@ mod tests {
         let _clock = CLOCK.lock();
         let mut endless = Pauses::until(None);
         let pauses: Vec<_> = (0..100).filter_map(|_| endless.next()).collect();
-        assert_eq!((pauses[0], pauses[99]), (PAUSE_MIN, PAUSE_MAX));
+        assert!(pauses[0] == AGAIN.next() && pauses[99] > pauses[0]);
         let mut over = Pauses::until(Some(now()));
         assert_eq!(over.next(), None);
-        let mut soon = Pauses::until(Some(now() + PAUSE_MIN / 2));
-        assert!(soon.next().is_some_and(|pause| pause < PAUSE_MIN));
+        let mut soon = Pauses::until(Some(now() + AGAIN.next() / 2));
+        assert!(soon.next().is_some_and(|pause| pause < AGAIN.next()));
     }
 
     /// Several threads observe the same suspension. The suspension counts once, and no deadline passes because of it.
@@ -259,7 +255,7 @@ mod tests {
         assert!(real(until) > Instant::now());
         let (never, mut missing) = (Condvar::new(), false);
         let lock = Mutex::new(());
-        let end = now() + PAUSE_MIN;
+        let end = now() + AGAIN.next();
         while !missing {
             missing = wait(&never, &mut lock.lock(), end);
         }

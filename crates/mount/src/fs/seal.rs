@@ -19,6 +19,7 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
+use tidemill_model::backoff::Backoff;
 use tidemill_model::display::escaped;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::layout::PartOf;
@@ -38,9 +39,8 @@ const ATTEMPT: Duration = Duration::from_secs(10);
 const FIND: Duration = Duration::from_secs(1);
 /// Pause before the mount asks the server again whether a version has its replicas.
 const COPYING: Duration = Duration::from_millis(100);
-/// Pause before a version is retried, doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+/// Pauses before a version is retried.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(50), Duration::from_secs(2));
 
 /// Version whose last writer has closed it.
 #[derive(Debug)]
@@ -91,8 +91,8 @@ struct LaneJob {
     lengths: Vec<u64>,
     /// Length and mtime of the version, after all objects are sealed. `None` before the seal, and for versions that are dropped.
     sealed: Option<(u64, i64)>,
-    /// Pause before the next retry of the version.
-    pause: Duration,
+    /// Pauses before the next retries of the version.
+    pauses: Backoff,
     /// Whether the version needs a request of its own, because a request with others was refused.
     alone: bool,
 }
@@ -126,7 +126,7 @@ impl Sealer {
             job,
             lengths: Vec::new(),
             sealed: None,
-            pause: PAUSE_MIN,
+            pauses: AGAIN,
             alone: false,
         };
         if version.job.object.waits() && version.job.ending == Ending::Seal {
@@ -424,14 +424,12 @@ impl SealWorker {
 
     /// Retries versions after a pause, or earlier if an offline node or the server returns.
     fn later(self: &Arc<Self>, mut versions: Vec<LaneJob>, why: &ClientError) {
-        let Some(pause) = versions.iter().map(|version| version.pause).max() else {
-            return;
-        };
+        let pauses = versions.iter_mut().map(|version| version.pauses.pause());
+        let Some(pause) = pauses.max() else { return };
         // One version of the batch may be the reason of the refusal.
         let alone = versions.len() > 1 && !why.is_lost();
         for version in &mut versions {
             version.alone |= alone;
-            version.pause = (version.pause * 2).min(PAUSE_MAX);
             let first = self.unsealed.failed(version.job.object.id, why);
             if first {
                 let path = self.path(&version.job);

@@ -23,15 +23,15 @@ use std::os::unix::ffi::OsStringExt;
 use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
+use tidemill_model::backoff::Backoff;
 use tidemill_wire::v1::Kind;
 
 /// Number of threads that store files: an offline node blocks a thread for a while.
 pub(super) const WORKERS: usize = 4;
 /// Maximum number of asynchronously written files that are not stored; this process has each file open.
 const FILES_MAX: usize = 1024;
-/// Pause before a failed file is retried, doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(100);
-const PAUSE_MAX: Duration = Duration::from_secs(30);
+/// Pauses before a failed file is retried.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(30));
 /// Interval at which the module checks whether a version is sealed.
 const SEAL_PAUSE: Duration = Duration::from_millis(20);
 /// Maximum time that a worker waits for work before it checks for work again.
@@ -82,7 +82,7 @@ struct BacklogItem {
     /// Whether the file is not retried any more.
     ended: bool,
     due: Instant,
-    pause: Duration,
+    pauses: Backoff,
 }
 
 /// Outcome of an attempt to store a file.
@@ -170,7 +170,7 @@ impl BacklogItem {
             why: None,
             ended: false,
             due: Instant::now(),
-            pause: PAUSE_MIN,
+            pauses: AGAIN,
         }
     }
 
@@ -332,7 +332,7 @@ impl WriteBehind {
             .filter(|_| again)
             .filter(refused)
         {
-            (item.why, item.due, item.pause) = (None, Instant::now(), PAUSE_MIN);
+            (item.why, item.due, item.pauses) = (None, Instant::now(), AGAIN);
         }
         self.changed.notify_all();
         let all = || items.by_number.values().filter(|item| own(item.uid));
@@ -358,7 +358,7 @@ impl WriteBehind {
             return;
         };
         item.busy = false;
-        item.due = Instant::now() + item.pause;
+        item.due = Instant::now() + item.pauses.next();
         item.held = matches!(outcome, AttemptOutcome::Held);
         match outcome {
             AttemptOutcome::Done => {
@@ -375,7 +375,7 @@ impl WriteBehind {
                 }
                 item.why = Some((errno_of(&error), error.to_string()));
                 item.ended = matches!(error, Error::Overtaken);
-                item.pause = (item.pause * 2).min(PAUSE_MAX);
+                item.pauses.pause();
                 if let Some(what) = what {
                     item.what = what;
                 }

@@ -3,6 +3,7 @@
 use super::{Cluster, DriverReport, NodeConnection, check_same};
 use std::sync::Arc;
 use tidemill_meta::placement::energy::PowerFacts;
+use tidemill_meta::wakes::NODES;
 use tidemill_sched::elastic::{ElasticEvent as SuspendEvent, NodePower};
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::{mpsc, watch};
@@ -112,6 +113,7 @@ impl Cluster {
             slot.epoch
         };
         tracing::warn!(node, "a suspended node does not resume");
+        self.shared.wakes.wake(NODES);
         self.refresh();
         self.lose_if_offline(node, epoch);
     }

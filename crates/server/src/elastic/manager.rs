@@ -2,6 +2,7 @@
 //! commands. Next: `server/src/cluster.rs`, which sends the messages.
 
 use super::Elastic;
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::cluster::Cluster;
 use crate::cluster::suspended_connections::Activity;
@@ -13,9 +14,11 @@ use tidemill_meta::commit::Database;
 use tidemill_meta::placement::suspensions::{LOOK, StoredElasticState, Suspensions, span};
 use tidemill_meta::placement::{node_uses, nodes, under_replicated};
 use tidemill_meta::shared::NamesShared;
-use tidemill_meta::{Connection, SqliteNames};
+use tidemill_meta::wakes::SUSPENSIONS;
+use tidemill_meta::{Connection, Fault, SqliteNames};
 use tidemill_model::id::NodeId;
 use tidemill_model::time::Span;
+use tidemill_model::timers::Signals;
 use tidemill_sched::dispatch::Demand;
 use tidemill_sched::elastic::{
     ElasticAction, ElasticEvent, RESUME_UNKNOWN, ResumeCandidate, allocate,
@@ -25,8 +28,10 @@ use tokio::time::Instant;
 
 /// Interval at which the consumed energy of nodes is stored.
 const KEEP: Duration = Duration::from_secs(30);
-/// Interval at which the manager checks which nodes are needed and which are idle.
-const PERIOD: Duration = Duration::from_millis(500);
+/// Interval at which the manager checks which nodes are needed and which are idle, while any node may be suspended, and (`COUNT`) at which
+/// it only counts energy.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+const COUNT: Duration = Duration::from_secs(1);
 
 /// The worker manager, as described in the module's documentation.
 #[derive(Clone, Debug)]
@@ -41,48 +46,83 @@ pub(crate) struct Manager {
     by_hand: Arc<Mutex<BTreeSet<u32>>>,
 }
 
+/// Suspends and resumes nodes, and counts their energy.
+pub(crate) struct Elasticity {
+    manager: Manager,
+    /// Time of the next check, and (`kept`) time when the consumed energy was last stored.
+    next: Instant,
+    kept: Instant,
+}
+
+impl Elasticity {
+    pub(crate) fn new(manager: &Manager) -> Self {
+        Self {
+            manager: manager.clone(),
+            next: Instant::now(),
+            kept: Instant::now(),
+        }
+    }
+}
+
+impl Chore for Elasticity {
+    fn delays(&self) -> &'static str {
+        "nodes stay as they are for now"
+    }
+
+    fn woken_by(&self) -> Signals {
+        SUSPENSIONS
+    }
+
+    fn rest(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        Ok(Due::NOW)
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        Box::pin(async {
+            let manager = self.manager.clone();
+            let suspensions = manager.suspensions();
+            if Instant::now() >= self.next {
+                manager.count(&mut self.kept).await;
+                if suspensions.any() {
+                    suspensions.tick();
+                    manager.look().await;
+                }
+                let pause = if suspensions.any() { LOOK_AGAIN } else { COUNT };
+                self.next = Instant::now() + pause;
+            }
+            for (node, action) in suspensions.take_actions() {
+                manager.carry_out(node, action).await;
+            }
+            let left = self.next.saturating_duration_since(Instant::now());
+            Ok(Due::After(left))
+        })
+    }
+}
+
 impl Manager {
-    /// Starts the manager, which runs as long as the server.
-    pub(crate) fn start(names: &SqliteNames, cluster: &Arc<Cluster>, elastic: Elastic) -> Self {
+    pub(crate) fn new(names: &SqliteNames, cluster: &Arc<Cluster>, elastic: Elastic) -> Self {
         let (automatic, shared) = (elastic.after.is_some(), names.shared().clone());
         shared.suspensions.configure(elastic.limits(), automatic);
-        let manager = Self {
+        let energy = &shared.suspensions.energy;
+        if let Err(fault) = names.database().read(|db| energy.restore(db)) {
+            fault.log_delay("the energy consumption of nodes can't be read");
+        }
+        Self {
             cluster: cluster.clone(),
             database: names.database().clone(),
             shared,
             elastic: Arc::new(elastic),
             seen: Arc::default(),
             by_hand: Arc::default(),
-        };
-        tokio::spawn(manager.clone().run());
-        manager
+        }
     }
 
     fn suspensions(&self) -> &Arc<Suspensions> {
         &self.shared.suspensions
-    }
-
-    async fn run(self) {
-        let mut next = Instant::now() + PERIOD;
-        let energy = &self.suspensions().energy;
-        if let Err(fault) = self.database.read(|db| energy.restore(db)) {
-            fault.log_delay("the energy consumption of nodes can't be read");
-        }
-        let mut kept = Instant::now();
-        loop {
-            let _ = tokio::time::timeout_at(next, self.suspensions().news()).await;
-            if Instant::now() >= next {
-                next = Instant::now() + PERIOD;
-                self.count(&mut kept).await;
-                if self.suspensions().any() {
-                    self.suspensions().tick();
-                    self.look().await;
-                }
-            }
-            for (node, action) in self.suspensions().take_actions() {
-                self.carry_out(node, action).await;
-            }
-        }
     }
 
     /// Adds up the energy that nodes consume, and stores the sums periodically.

@@ -246,6 +246,9 @@ impl Driver {
         if let Err(fault) = self.database.write_blocking(outbox::delete_superseded) {
             fault.log_delay("labels of ended tasks are kept until the next start");
         }
+        if let Err(fault) = self.database.write_blocking(scrub::clean) {
+            fault.log_delay("incomplete scrubs are kept until the next start");
+        }
         let jobs = self.database.read(store::unfinished)?;
         tracing::info!(jobs = jobs.len(), "unfinished jobs are resumed");
         let mut steps = Vec::new();

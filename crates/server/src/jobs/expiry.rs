@@ -1,41 +1,36 @@
 //! Lifetimes: a version of a file is removed when its lifetime has expired, with all names of the file. A file with a newer version is not
 //! removed.
 
-use crate::clock;
+use crate::chores::{Chore, Due, Step};
 use std::sync::Arc;
-use std::time::Duration;
-use tidemill_meta::commit::Database;
-use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::vnode::Caller;
 use tidemill_meta::{Change, Changed, Connection, Fault, SqliteNames, expiry};
 
-/// Interval at which the server checks for expired versions.
-const PERIOD: Duration = Duration::from_millis(500);
 /// Maximum number of versions removed in one transaction.
 const BATCH_MAX: i64 = 1000;
 
-/// Removes expired versions as long as the server runs.
-pub(crate) async fn run(names: Arc<SqliteNames>) {
-    loop {
-        tokio::time::sleep(PERIOD).await;
-        if let Err(fault) = once(names.database(), names.shared(), &names).await {
-            fault.log_delay("expired files are kept for now");
-        }
+/// Removes expired versions.
+pub(crate) struct Expiry(pub(crate) Arc<SqliteNames>);
+
+impl Chore for Expiry {
+    fn delays(&self) -> &'static str {
+        "expired files are kept for now"
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        self.0.database().read(expiry::first).map(Due::from)
+    }
+
+    fn step(&mut self, now: i64) -> Step<'_> {
+        Box::pin(remove_due(&self.0, now))
     }
 }
 
-async fn once(
-    database: &Database,
-    shared: &Arc<NamesShared>,
-    names: &SqliteNames,
-) -> Result<(), Fault> {
-    let now = clock::now_ns();
+async fn remove_due(names: &SqliteNames, now: i64) -> Result<Due, Fault> {
+    let database = names.database();
     let due = database.read(|db| expiry::due(db, now, BATCH_MAX))?;
-    if due.is_empty() {
-        return Ok(());
-    }
-    let shared = shared.clone();
+    let shared = names.shared().clone();
     let work = move |db: &Connection| {
         let caller = Caller::root();
         let mut tx = Tx::new(db, &shared, &caller, 0, now);
@@ -49,5 +44,5 @@ async fn once(
         session: 0,
         changes,
     });
-    Ok(())
+    Ok(Due::NOW)
 }

@@ -19,16 +19,16 @@ use tidemill_meta::jobs::output_paths::Links;
 use tidemill_meta::jobs::records;
 use tidemill_meta::jobs::view::{self, JobFilter};
 use tidemill_meta::{Caller, Fault, SqliteNames};
+use tidemill_model::backoff::Backoff;
 use tidemill_model::glob::Pattern;
 use tidemill_model::id::JobId;
 use tidemill_wire::convert::state_name;
 use tidemill_wire::v1::{self, State};
 use tonic::{Request, Response, Status};
 
-/// Minimum interval between events of one watched job. The first intervals are shorter, each twice as long as the interval before, so that
-/// a client that watches a short job does not wait longer than the job takes.
-const WATCH_PERIOD: Duration = Duration::from_millis(100);
-const WATCH_PERIOD_FIRST: Duration = Duration::from_millis(2);
+/// Pauses between events of one watched job. The first pauses are shorter, so that a client that watches a short job does not wait longer
+/// than the job takes.
+const WATCH: Backoff = Backoff::new(Duration::from_millis(2), Duration::from_millis(100));
 /// Number of tasks whose logs are read from the database at once.
 const LOGS_MAX: u32 = 64;
 /// Maximum wait for the driver's answer when a job is planned.
@@ -363,7 +363,7 @@ impl v1::jobs_server::Jobs for JobService {
         let mut changes = self.signals.changes.subscribe();
         tokio::spawn(async move {
             let mut after = -1;
-            let mut period = WATCH_PERIOD_FIRST;
+            let mut pauses = WATCH;
             loop {
                 changes.borrow_and_update();
                 let event = service.event(&caller, id, after).await;
@@ -385,8 +385,7 @@ impl v1::jobs_server::Jobs for JobService {
                 if news && sender.send(Ok(event)).await.is_err() || over {
                     return;
                 }
-                tokio::time::sleep(period).await;
-                period = (period * 2).min(WATCH_PERIOD);
+                tokio::time::sleep(pauses.pause()).await;
                 tokio::select! {
                     changed = changes.changed() => if changed.is_err() { return },
                     () = sender.closed() => return,

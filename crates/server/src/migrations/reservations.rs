@@ -2,9 +2,9 @@
 //! [`tidemill_meta::placement::reservations`], which applies the reservations to new versions.
 
 use super::{NodeProperties, NodeRefusal};
-use crate::clock;
+use crate::chores::{Chore, Due, Step};
+use futures_util::FutureExt;
 use std::sync::Arc;
-use std::time::Duration;
 use tidemill_meta::placement::burst;
 use tidemill_meta::placement::reservations::{self, ActiveReservation};
 use tidemill_meta::transaction::Tx;
@@ -25,8 +25,6 @@ const LASTS_NS_MAX: i64 = 366 * LASTS_NS;
 /// Duration from which a reservation is long, and (`LONG_PART`) divisor of the users' share on a node for one user's long reservations.
 const LONG_NS: i64 = 7 * LASTS_NS;
 const LONG_PART: u64 = 4;
-/// Interval at which the server ends expired reservations.
-const PERIOD: Duration = Duration::from_secs(1);
 
 type ReservationResult<T> = Result<Result<T, NodeRefusal>, Fault>;
 
@@ -287,25 +285,25 @@ pub(crate) fn release(
     Ok(Ok(released))
 }
 
-/// Ends expired reservations, as long as the server runs.
-pub(crate) async fn run(names: Arc<SqliteNames>) {
-    loop {
-        tokio::time::sleep(PERIOD).await;
-        let now = clock::now_ns();
-        let over = names
+/// Ends expired reservations.
+pub(crate) struct ExpiredReservations(pub(crate) Arc<SqliteNames>);
+
+impl Chore for ExpiredReservations {
+    fn delays(&self) -> &'static str {
+        "expired reservations of space are kept for now"
+    }
+
+    fn due(&mut self, _: i64) -> Result<Due, Fault> {
+        self.0
             .database()
-            .read(|db| reservations::any_expired(db, now));
-        let swept = match over {
-            Ok(true) => {
-                let sweep = move |db: &Connection| reservations::sweep(db, now);
-                names.database().write(sweep).await
-            }
-            Ok(false) => Ok(()),
-            Err(fault) => Err(fault),
-        };
-        if let Err(fault) = swept {
-            fault.log_delay("expired reservations of space are kept for now");
-        }
+            .read(reservations::first_end)
+            .map(Due::from)
+    }
+
+    fn step(&mut self, now: i64) -> Step<'_> {
+        let sweep = move |db: &Connection| reservations::sweep(db, now);
+        let swept = self.0.database().write(sweep);
+        Box::pin(swept.map(|done| done.map(|()| Due::NOW)))
     }
 }
 

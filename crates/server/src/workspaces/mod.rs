@@ -3,6 +3,7 @@
 mod waits;
 
 use crate::access::Access;
+use crate::chores::{Chore, Due, Step};
 use crate::clock;
 use crate::namespace_service::refused;
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 use tidemill_meta::budget::AccessLimits;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::workspaces::{
-    PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult, any_workspace,
+    PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult, next_work,
 };
 use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames};
 use tidemill_wire::v1;
@@ -18,8 +19,8 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 use waits::{AwaitedEvent, FileWaiters};
 
-/// Interval at which the server checks for workspaces that have to end.
-const PERIOD: Duration = Duration::from_secs(1);
+/// Interval at which the server checks leases while there are any.
+const LOOK: Duration = Duration::from_secs(1);
 /// Longest pause between two checks for expired leases. After a longer pause, because the server was down or its host suspended, lease
 /// holders get their full time again.
 const PAUSE_MAX: Duration = Duration::from_secs(10);
@@ -244,34 +245,56 @@ async fn sweep(names: &Arc<SqliteNames>) -> Result<(), Fault> {
     Ok(())
 }
 
-/// Ends expired workspaces and removes their files as long as the server runs.
-pub(crate) async fn run(names: Arc<SqliteNames>) {
-    let mut last = None;
-    loop {
-        if let Err(fault) = once(&names, &mut last).await {
-            fault.log_delay("ended workspaces are kept for now");
+/// Ends expired workspaces and removes their files.
+pub(crate) struct ExpiredWorkspaces {
+    names: Arc<SqliteNames>,
+    /// Time of the last look, by the wall clock.
+    last: Option<i64>,
+    /// Whether lease holders could not renew their leases since the last step.
+    unheard: bool,
+}
+
+impl ExpiredWorkspaces {
+    pub(crate) fn new(names: &Arc<SqliteNames>) -> Self {
+        Self {
+            names: names.clone(),
+            last: None,
+            unheard: true,
         }
-        tokio::time::sleep(PERIOD).await;
     }
 }
 
-async fn once(names: &Arc<SqliteNames>, last: &mut Option<i64>) -> Result<(), Fault> {
-    let now = clock::now_ns();
-    let any = names.database().read(any_workspace);
-    let heard = last.is_some_and(|last| {
-        let pause = i64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(i64::MAX);
-        (0..pause).contains(&(now - last))
-    });
-    if any? {
-        let members = move |tx: &mut Tx<'_>| match heard {
-            true => tx.forget_members(),
-            false => tx.renew_members(),
-        };
-        write(names, Caller::root(), members).await?;
-        sweep(names).await?;
+impl Chore for ExpiredWorkspaces {
+    fn delays(&self) -> &'static str {
+        "ended workspaces are kept for now"
     }
-    *last = Some(now);
-    Ok(())
+
+    fn due(&mut self, now: i64) -> Result<Due, Fault> {
+        let (next, leases) = self.names.database().read(next_work)?;
+        let last = self.last.replace(now);
+        if !leases {
+            return Ok(Due::from(next));
+        }
+        let pause = i64::try_from(PAUSE_MAX.as_nanos()).unwrap_or(i64::MAX);
+        self.unheard |= !last.is_some_and(|last| (0..pause).contains(&(now - last)));
+        match next {
+            Some(next) if next <= now || self.unheard => Ok(Due::NOW),
+            _ => Ok(Due::After(LOOK)),
+        }
+    }
+
+    fn step(&mut self, _: i64) -> Step<'_> {
+        Box::pin(async {
+            let unheard = self.unheard;
+            let members = move |tx: &mut Tx<'_>| match unheard {
+                true => tx.renew_members(),
+                false => tx.forget_members(),
+            };
+            write(&self.names, Caller::root(), members).await?;
+            self.unheard = false;
+            sweep(&self.names).await.map(|()| Due::NOW)
+        })
+    }
 }
 
 // The allowed silence of a lease holder is longer than a pause without a correction.
@@ -502,6 +525,13 @@ mod tests {
         assert_eq!(workspaces(&names, 20), ["r"]);
     }
 
+    async fn look(ended: &mut ExpiredWorkspaces) {
+        let now = clock::now_ns();
+        if ended.due(now).unwrap() == Due::NOW {
+            ended.step(now).await.unwrap();
+        }
+    }
+
     /// The server was offline or did not check leases for a while: no lease holder is removed because of a time without the server.
     #[tokio::test]
     async fn lease_holders_are_kept_while_server_receives_no_renewals() {
@@ -511,24 +541,29 @@ mod tests {
         create(&names, "r", 0);
         join(&names, "r", 0, (0, false)).unwrap();
         let day = 86_400 * SECOND_NS;
-        for mut last in [
+        for last in [
             None,
             Some(clock::now_ns() - day),
             Some(clock::now_ns() + day),
         ] {
             let old = "UPDATE workspace_member SET until = 1";
             at(&names, 0, move |tx| Ok(tx.db.raw().execute(old, [])?));
-            once(&names, &mut last).await.unwrap();
-            once(&names, &mut last).await.unwrap();
+            let mut ended = ExpiredWorkspaces {
+                last,
+                ..ExpiredWorkspaces::new(&names)
+            };
+            ended.unheard = false;
+            look(&mut ended).await;
+            look(&mut ended).await;
             let listed = at(&names, 0, |tx| tx.workspaces_shown());
             assert_eq!(listed[0].members.len(), 1);
         }
         // Lease holders are removed if the server listened.
         let old = "UPDATE workspace_member SET until = 1";
         at(&names, 0, move |tx| Ok(tx.db.raw().execute(old, [])?));
-        once(&names, &mut Some(clock::now_ns() - SECOND_NS))
-            .await
-            .unwrap();
+        let mut ended = ExpiredWorkspaces::new(&names);
+        (ended.last, ended.unheard) = (Some(clock::now_ns() - SECOND_NS), false);
+        look(&mut ended).await;
         assert!(at(&names, 0, |tx| tx.workspaces_shown()).is_empty());
     }
 

@@ -10,12 +10,12 @@ use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use tidemill_model::backoff::Backoff;
 use tidemill_model::display;
 use tidemill_mount::preload::{self, NotStored, UnstoredFiles};
 
-/// Pause between two requests, doubled up to [`PAUSE_MAX`].
-const PAUSE_MIN: Duration = Duration::from_millis(5);
-const PAUSE_MAX: Duration = Duration::from_millis(200);
+/// Pauses between two requests.
+const AGAIN: Backoff = Backoff::new(Duration::from_millis(5), Duration::from_millis(200));
 
 /// Waits for all file systems of these directories; `start` starts a file system that has ended and has files left.
 pub(super) fn run(
@@ -52,7 +52,7 @@ pub(super) fn run(
 
 /// Reports the files that could not be stored, when no file is on its way any more.
 fn stored(connection: &OwnedFd) -> anyhow::Result<UnstoredFiles> {
-    let mut pause = PAUSE_MIN;
+    let mut pauses = AGAIN;
     let (mut warned, mut again) = (false, true);
     loop {
         let mut standing = preload::standing(connection, std::mem::take(&mut again)).context(
@@ -67,8 +67,7 @@ fn stored(connection: &OwnedFd) -> anyhow::Result<UnstoredFiles> {
         {
             eprintln!("waiting: {}", line(&one));
         }
-        std::thread::sleep(pause);
-        pause = (pause * 2).min(PAUSE_MAX);
+        std::thread::sleep(pauses.pause());
     }
 }
 

@@ -2,7 +2,6 @@
 
 use super::{NodeProperties, files, labels};
 use crate::clock;
-use std::time::Duration;
 use tidemill_meta::placement::burst::{TierNode, is_staged_out, reported, staged_out, to_evict};
 use tidemill_meta::placement::{corruption, nodes, reservations};
 use tidemill_meta::quota::used;

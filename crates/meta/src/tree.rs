@@ -377,9 +377,7 @@ impl Tx<'_> {
             vnode.nlink.saturating_sub(1)
         };
         vnode.ctime = time;
-        if vnode.nlink > 0 {
-            vnode.update(self.db)?;
-        } else if vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
+        if vnode.nlink > 0 || vnode.writing != 0 || self.shared.inode_held(vnode.ino) {
             vnode.update(self.db)?;
         } else {
             self.purge(&vnode)?;

@@ -547,7 +547,7 @@ mod tests {
             reviews
         };
         report();
-        assert_eq!(all(&db).unwrap(), [status.clone()]);
+        assert_eq!(all(&db).unwrap(), std::slice::from_ref(&status));
         drain(&db, &states, 3, 1).unwrap();
         assert_eq!(pictures(&db, &states), [(3, NodeState::Present, true)]);
         // The node is lost while it is drained.

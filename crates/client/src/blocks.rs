@@ -4,6 +4,7 @@
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::HashMap;
+use std::ops::Range;
 use std::sync::Arc;
 use tokio::sync::OnceCell;
 
@@ -71,6 +72,41 @@ impl<E> CachedBlocks<E> {
     }
 }
 
+impl BlockKey {
+    /// Returns the bytes of the block in a file of `size` bytes.
+    #[must_use]
+    pub fn bytes(&self, size: u64) -> Range<u64> {
+        let start = self.index.saturating_mul(BLOCK_BYTES).min(size);
+        start..size.min(start + BLOCK_BYTES)
+    }
+}
+
+/// Fills a buffer with the bytes of a file from `offset` on. `block` returns the blocks of the file by index. Returns the number of bytes up to
+/// the end of the first block that is too short.
+///
+/// # Errors
+/// The first error of `block`.
+pub fn fill<E>(
+    offset: u64,
+    buffer: &mut [u8],
+    mut block: impl FnMut(u64) -> Result<Bytes, E>,
+) -> Result<usize, E> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        let at = offset + filled as u64;
+        let block = block(at / BLOCK_BYTES)?;
+        let from = usize::try_from(at % BLOCK_BYTES).unwrap_or(usize::MAX);
+        let rest = block.get(from..).unwrap_or_default();
+        let count = rest.len().min(buffer.len() - filled);
+        if count == 0 {
+            break;
+        }
+        buffer[filled..filled + count].copy_from_slice(&rest[..count]);
+        filled += count;
+    }
+    Ok(filled)
+}
+
 impl<E: Clone> BlockCache<E> {
     /// Returns a block if it is cached.
     #[must_use]
@@ -120,6 +156,34 @@ mod tests {
             tag: "1".into(),
             index,
         }
+    }
+
+    #[test]
+    fn file_range_is_filled_from_all_its_blocks() {
+        let block = |index: u64| {
+            let length = if index == 2 { 10 } else { BLOCK_BYTES };
+            let bytes = vec![u8::try_from(index).unwrap(); usize::try_from(length).unwrap()];
+            if index > 2 {
+                Err(index)
+            } else {
+                Ok(Bytes::from(bytes))
+            }
+        };
+        let filled = |from: u64, length: usize| {
+            let mut bytes = vec![9; length];
+            let count = fill(from, &mut bytes, block)?;
+            bytes.truncate(count);
+            Ok::<_, u64>(bytes)
+        };
+        assert_eq!(filled(BLOCK_BYTES - 1, 3).unwrap(), [0, 1, 1]);
+        assert_eq!(filled(2 * BLOCK_BYTES - 1, 4).unwrap(), [1, 2, 2, 2]);
+        assert!(filled(5, 0).unwrap().is_empty());
+        assert_eq!(filled(2 * BLOCK_BYTES, 11).unwrap().len(), 10);
+        assert_eq!(filled(3 * BLOCK_BYTES, 1), Err(3));
+        assert_eq!(
+            key(2).bytes(2 * BLOCK_BYTES + 10),
+            2 * BLOCK_BYTES..2 * BLOCK_BYTES + 10
+        );
     }
 
     #[tokio::test]

@@ -1,5 +1,7 @@
 //! Errors of requests to a cluster.
 
+use tidemill_model::id::NodeId;
+
 /// Error of a request to a server or a node.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -93,7 +95,10 @@ pub enum Error {
     },
     /// The file's node is not part of the cluster or is offline.
     #[error("node {0} is down: its files are unavailable until it is up (`tidemill status`)")]
-    NodeDown(tidemill_model::id::NodeId),
+    NodeDown(NodeId),
+    /// All nodes with a replica of an object failed; the last failure is the last in the list.
+    #[error("no replica can be read: {}", listed(.0))]
+    NoReplica(Vec<(NodeId, Error)>),
     /// Error of a local file.
     #[error("{path}: {source}")]
     Local {
@@ -124,6 +129,12 @@ impl Error {
             Self::NodeDown(_) | Self::Node { .. } | Self::Resuming(_) => {
                 Errno::HOSTUNREACH.raw_os_error()
             }
+            // A node that could not be reached may have a replica.
+            Self::NoReplica(failures) => {
+                let lost = failures.iter().find(|(_, error)| error.is_lost());
+                let error = lost.or(failures.last()).map(|(_, error)| error.errno());
+                error.unwrap_or(Errno::IO.raw_os_error())
+            }
             _ => Errno::IO.raw_os_error(),
         }
     }
@@ -134,7 +145,26 @@ impl Error {
         match self {
             Self::Unreachable { .. } | Self::Node { .. } | Self::NodeDown(_) => true,
             Self::NodeRefused { status, .. } => *status == 503,
+            Self::NoReplica(failures) => failures.iter().any(|(_, error)| error.is_lost()),
             _ => false,
+        }
+    }
+
+    /// Whether a node refuses a capability, or no longer accepts the capability.
+    #[must_use]
+    pub fn is_no_right(&self) -> bool {
+        matches!(self, Self::NodeRefused { status: 403, .. })
+    }
+
+    /// Returns the error of the node that was asked last.
+    #[must_use]
+    pub fn into_last(self) -> Self {
+        match self {
+            Self::NoReplica(mut failures) => match failures.pop() {
+                Some((_, last)) => last,
+                None => Self::NoReplica(failures),
+            },
+            error => error,
         }
     }
 
@@ -160,6 +190,15 @@ impl Error {
             Self::Resuming(_) => errno == rustix::io::Errno::HOSTUNREACH,
             _ => false,
         }
+    }
+}
+
+/// Returns the nodes that failed and their errors.
+fn listed(failures: &[(NodeId, Error)]) -> String {
+    let one = |(node, error): &(NodeId, Error)| format!("node {node}: {error}");
+    match failures {
+        [] => "no node has one".to_owned(),
+        all => all.iter().map(one).collect::<Vec<_>>().join("; "),
     }
 }
 

@@ -12,8 +12,7 @@
 mod streaming;
 
 use crate::error::Error;
-use crate::ranged::RangedFile;
-use crate::striped::StripedVersion;
+use crate::opened::OpenedVersion;
 use crate::transfer::{PIECE_BYTES, Transfer};
 use bytes::Bytes;
 use parking_lot::Mutex;
@@ -221,9 +220,8 @@ impl Transfer {
     ) -> Result<FollowedFile, Error> {
         let remote = Self::remote(opened)?;
         if read.bytes < opened.size {
-            let from = read.bytes;
-            let objects = self.objects();
-            let rest = objects.read_from(&remote, from, |bytes| {
+            let rest = OpenedVersion::new(opened)?;
+            let rest = rest.stream(self, read.bytes, |bytes| {
                 let at = (remote.object.0, read.bytes);
                 read.hand_on(at, bytes, &mut piece)
             });
@@ -246,12 +244,11 @@ impl Transfer {
         &self,
         path: &str,
         version: &StreamingFile,
-        parts: &StripedVersion,
+        parts: &OpenedVersion,
         mut read: ReadProgress,
         mut piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<FollowedFile, Error> {
         let size = version.opened().size;
-        let mut sealed = RangedFile::of_parts(self, version.opened(), parts.clone());
         let window = |from: u64, end: u64| from..end.min(from + PIECE_BYTES as u64);
         if read.bytes > size {
             return Err(Error::WrittenOver(path.to_owned()));
@@ -260,7 +257,7 @@ impl Transfer {
             // The same bytes may have been written once more.
             let (mut hasher, mut at) = (blake3::Hasher::new(), 0);
             while at < read.bytes {
-                let bytes = sealed.read(window(at, read.bytes)).await?;
+                let bytes = parts.read(self, window(at, read.bytes)).await?;
                 hasher.update(&bytes);
                 at += bytes.len() as u64;
             }
@@ -269,7 +266,7 @@ impl Transfer {
             }
         }
         while read.bytes < size {
-            let bytes = sealed.read(window(read.bytes, size)).await?;
+            let bytes = parts.read(self, window(read.bytes, size)).await?;
             read.bytes += bytes.len() as u64;
             piece(bytes)?;
         }
@@ -320,10 +317,7 @@ impl Following {
                     let length = range.end - range.start;
                     objects.read(&remote, range.start, length).await
                 }
-                StreamLocation::Parts(parts, range) => {
-                    let read = parts.window(objects, &[], range).await;
-                    read.map_err(|(_, error)| error)
-                }
+                StreamLocation::Parts(parts, range) => parts.read(&self.transfer, range).await,
                 StreamLocation::NotYet => Ok(Bytes::new()),
                 StreamLocation::End => return Ok(Some(Bytes::new())),
                 StreamLocation::Offline(node) => Err(Error::NodeDown(node)),

@@ -2,7 +2,8 @@
 //!
 //! [`Server`] is the control connection (gRPC), [`Objects`] transfers bytes between this process and nodes (HTTP), and [`tls`] verifies the
 //! peers of both connections. [`LocalNames`] is a direct connection to the namespace of a server on this host, and [`users`] looks up users
-//! of this host. [`transfer`] combines server and nodes for whole files. [`blocks`] caches blocks of files in
+//! of this host. [`transfer`] combines server and nodes for whole files. [`reader`] drives the requests of all
+//! readers of objects. [`blocks`] caches blocks of files in
 //! stores outside of the cluster.
 //!
 //! The crate also contains the limits for the peers of a listener: [`connections`] for connections, [`concurrency_limit`] for requests,
@@ -22,16 +23,17 @@ pub mod local;
 pub mod log_limit;
 pub mod object_file;
 pub mod objects;
+mod opened;
 pub mod placed;
 pub mod published;
 pub mod ranged;
+pub mod reader;
 mod rewrite;
 pub mod server;
-mod striped;
 pub mod tls;
 pub mod transfer;
 pub mod users;
-pub mod windows;
+mod written;
 
 pub use credential::Credential;
 pub use endpoint::Endpoint;

@@ -2,9 +2,10 @@
 
 use crate::id_pool::IdStock;
 use crate::objects::ObjectAddress;
+use crate::opened::OpenedVersion;
+use crate::written::WrittenVersion;
 use crate::{Error, Objects, Server};
 use bytes::Bytes;
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{Read, Write};
@@ -25,11 +26,8 @@ pub const PIECE_BYTES: usize = 4 << 20;
 const SEAL_PATIENCE: Duration = Duration::from_secs(2);
 const SEAL_PAUSE: Duration = Duration::from_millis(5);
 
-/// Time without a byte from a node after which the client asks another node with a replica.
-pub(crate) const OTHERS_AFTER: Duration = Duration::from_secs(6);
-
 /// Interval at which the client checks whether a version has the required replicas.
-const COPYING: Duration = Duration::from_millis(100);
+pub(crate) const COPYING: Duration = Duration::from_millis(100);
 
 /// Time that the client waits for a suspended node.
 const RESUME_MAX: Duration = Duration::from_secs(30);
@@ -122,17 +120,8 @@ impl Transfer {
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let (ino, object) = (attr.ino, opened.object);
         let _reported = self.report_writing(ino, object);
-        let written = match Self::parts(&opened)? {
-            Some(parts) => {
-                let written = self.write_parts(parts, (&attr, object), (file, path), &mut progress);
-                written.await
-            }
-            None => {
-                let remote = Self::remote(&opened)?;
-                let written = self.write_whole(remote, &attr, (file, path), &mut progress);
-                written.await.map(|size| (size, Vec::new()))
-            }
-        };
+        let version = WrittenVersion::new(self, &opened)?;
+        let written = version.write_all((file, path), &mut progress).await;
         self.end((ino, object), wanted, written).await
     }
 
@@ -204,49 +193,6 @@ impl Transfer {
         let _ = self.one(Op::Abandon(v1::Abandon { ino, object })).await;
     }
 
-    /// Writes the bytes of a reader to the node that a version was opened on, and seals the version there. Returns its length in bytes.
-    async fn write_whole<R: Read + Send + 'static>(
-        &self,
-        mut remote: ObjectAddress,
-        attr: &v1::Attr,
-        (mut file, path): (R, &str),
-        progress: &mut impl FnMut(u64),
-    ) -> Result<u64, Error> {
-        let at = |source| Error::Local {
-            path: path.to_owned(),
-            source,
-        };
-        let ino = attr.ino;
-        let mut offset = 0;
-        let mut buffer = vec![0; PIECE_BYTES];
-        loop {
-            let count;
-            (file, buffer, count) = filled(file, buffer).await.map_err(at)?;
-            if count == 0 {
-                break;
-            }
-            let piece = Bytes::copy_from_slice(&buffer[..count]);
-            let mut written = self.objects.write(&remote, offset, piece.clone()).await;
-            if is_refused(&written) {
-                remote = self.renew_remote(&remote, ino).await?;
-                written = self.objects.write(&remote, offset, piece).await;
-            }
-            written?;
-            offset += count as u64;
-            progress(count as u64);
-        }
-        if offset == 0 {
-            self.objects.truncate(&remote, 0).await?;
-        }
-        let body = seal_body(attr, path);
-        let sealed = self.objects.seal(&remote, &body).await;
-        if !is_refused(&sealed) {
-            return sealed;
-        }
-        remote = self.renew_remote(&remote, ino).await?;
-        self.objects.seal(&remote, &body).await
-    }
-
     pub(crate) fn objects(&self) -> &Objects {
         &self.objects
     }
@@ -273,20 +219,6 @@ impl Transfer {
     /// Executes one namespace operation.
     pub(crate) async fn one(&self, op: Op) -> Result<Answer, Error> {
         self.server.one(&self.credentials, op).await
-    }
-
-    /// Renews the capability to continue a version that is being written.
-    async fn renew_remote(&self, remote: &ObjectAddress, ino: u64) -> Result<ObjectAddress, Error> {
-        let again = v1::NewVersion {
-            ino,
-            object: remote.object.0,
-            ..v1::NewVersion::default()
-        };
-        let answer = self.server.one(&self.credentials, Op::NewVersion(again));
-        match answer.await? {
-            Answer::Opened(opened) => Self::remote(&opened),
-            _ => Err(Error::Answer("NewVersion")),
-        }
     }
 
     /// Starts a task that regularly reports to the server that a version is still being written, until the returned value is dropped.
@@ -351,14 +283,13 @@ impl Transfer {
             path: local.display().to_string(),
             source,
         };
-        let parts = Self::parts(&opened)?;
         let mut file = File::create(local).map_err(at)?;
         let write = |piece: Bytes| {
             progress(piece.len() as u64);
             file.write_all(&piece).map_err(at)
         };
-        if let Some(parts) = parts {
-            return self.read_corrupt_parts(&parts, write).await;
+        if opened.layout.is_some() {
+            return OpenedVersion::new(&opened)?.read_corrupt(self, write).await;
         }
         let remote = Self::remote(&opened)?;
         match self.objects.read_corrupt(&remote, write).await {
@@ -375,115 +306,25 @@ impl Transfer {
     pub async fn read(
         &self,
         path: impl AsRef<[u8]>,
-        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
+        piece: impl FnMut(Bytes) -> Result<(), Error>,
     ) -> Result<u64, Error> {
         let attr = self.sealed_attributes(path).await?;
-        let mut open = v1::Open {
-            ino: attr.ino,
+        let version = self.opened(attr.ino, 0).await?;
+        version.stream(self, 0, piece).await?;
+        Ok(version.layout().size())
+    }
+
+    /// Opens a version of a file for reading; 0: the current version.
+    pub(crate) async fn opened(&self, ino: u64, version: u64) -> Result<OpenedVersion, Error> {
+        let open = v1::Open {
+            ino,
+            version,
             ..v1::Open::default()
         };
-        let (mut done, mut suspended) = (0, None);
-        loop {
-            let answer = self.server.one(&self.credentials, Op::Open(open.clone()));
-            let Answer::Opened(opened) = answer.await? else {
-                return Err(Error::Answer("Open"));
-            };
-            if opened.size == done {
-                return Ok(done);
-            }
-            let from = done;
-            let counted = |bytes: Bytes| {
-                done += bytes.len() as u64;
-                piece(bytes)
-            };
-            let read = self.read_opened(&opened, &open.avoid, from, counted).await;
-            let unavailable = |error: &Error| error.is_lost() || error.is_elsewhere();
-            match read {
-                // The request has started the resumption of the node.
-                Err((Some(node), error))
-                    if error.is_lost() && self.resumes(node, &opened, &mut suspended).await? =>
-                {
-                    open.avoid.retain(|&avoided| avoided != node);
-                    open.version = opened.attr.map_or(0, |attr| attr.version);
-                }
-                // Another node may have a replica of this very version.
-                Err((Some(node), error)) if unavailable(&error) && !open.avoid.contains(&node) => {
-                    tracing::debug!(node, "another replica is looked for: {error}");
-                    open.avoid.push(node);
-                    open.version = opened.attr.map_or(0, |attr| attr.version);
-                }
-                // A right to one of several objects has expired in the meantime.
-                Err((_, error))
-                    if opened.layout.is_some() && is_no_right(&error) && done > from =>
-                {
-                    open.version = opened.attr.map_or(0, |attr| attr.version);
-                }
-                read => return read.map(|()| done).map_err(|(_, error)| error),
-            }
+        match self.one(Op::Open(open)).await? {
+            Answer::Opened(opened) => OpenedVersion::new(&opened),
+            _ => Err(Error::Answer("Open")),
         }
-    }
-
-    /// Reads an opened version from offset `from` on. Nodes in `avoid` have no time limit; the function abandons other nodes as soon as
-    /// they are too slow. An error includes the node that was asked.
-    async fn read_opened(
-        &self,
-        opened: &v1::Opened,
-        avoid: &[u32],
-        from: u64,
-        piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<(), (Option<u32>, Error)> {
-        let at = |error: Error| {
-            let node = match error {
-                Error::NodeDown(node) => node.0,
-                _ => opened.node,
-            };
-            (Some(node), error)
-        };
-        if let Some(parts) = Self::parts(opened).map_err(at)? {
-            return self.read_parts(&parts, avoid, from, piece).await;
-        }
-        let remote = Self::remote(opened).map_err(at)?;
-        // A node that hangs has no time limit if it is the only one.
-        let read = if avoid.contains(&opened.node) {
-            self.objects.read_from(&remote, from, piece).await
-        } else {
-            self.read_unless_silent(&remote, from, piece).await
-        };
-        read.map_err(at)
-    }
-
-    /// Reads an object from an offset on, as long as bytes arrive in time.
-    async fn read_unless_silent(
-        &self,
-        remote: &ObjectAddress,
-        from: u64,
-        mut piece: impl FnMut(Bytes) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        let last = Mutex::new(Instant::now());
-        let read = self.objects.read_from(remote, from, |bytes| {
-            let done = piece(bytes);
-            // The time that `piece` takes does not count.
-            *last.lock() = Instant::now();
-            done
-        });
-        let silent = async {
-            loop {
-                let until = *last.lock() + OTHERS_AFTER;
-                if until <= Instant::now() {
-                    break;
-                }
-                tokio::time::sleep_until(until).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            read = read => read,
-            () = silent => Err(self::silent(remote)),
-        }
-    }
-
-    pub(crate) async fn ask(&self, op: Op) -> Result<Answer, Error> {
-        self.server.one(&self.credentials, op).await
     }
 
     /// Returns the attributes of a path. If a mount has just closed the file, waits for the seal of the closed version, which follows
@@ -543,14 +384,14 @@ impl Transfer {
     }
 
     /// Whether an unreachable node has resumed, or has a new address, so that the caller can repeat the read. Waits for a suspended node;
-    /// `until` is the end of the wait, after it has begun.
-    async fn resumes(
+    /// `asked` is the address that was
+    /// asked; `until` is the end of the wait, after it has begun.
+    pub(crate) async fn resumes(
         &self,
         node: u32,
-        opened: &v1::Opened,
+        asked: &str,
         until: &mut Option<Instant>,
     ) -> Result<bool, Error> {
-        let asked = url_of(opened, node);
         loop {
             let status = self.server.status().await?;
             let mut known = status.nodes.iter();
@@ -658,33 +499,6 @@ pub(crate) fn remote_at(
         object,
         capability: capability.to_vec(),
     })
-}
-
-/// Returns the URL of a node that a version was opened on; empty if the node is offline.
-fn url_of(opened: &v1::Opened, node: u32) -> &str {
-    let Some(layout) = &opened.layout else {
-        return &opened.url;
-    };
-    let mut parts = layout.parts.iter().zip(&opened.part_urls);
-    let found = parts.find(|(part, _)| part.node == node);
-    found.map_or("", |(_, url)| url)
-}
-
-/// Returns the error for a node that does not answer.
-pub(crate) fn silent(remote: &ObjectAddress) -> Error {
-    Error::Node {
-        url: remote.url.to_string(),
-        reason: format!("it has not answered for {} s", OTHERS_AFTER.as_secs()),
-    }
-}
-
-/// Whether a request failed because the node refuses its capability or no longer accepts the capability.
-pub(crate) fn is_refused<T>(done: &Result<T, Error>) -> bool {
-    done.as_ref().is_err_and(is_no_right)
-}
-
-pub(crate) fn is_no_right(error: &Error) -> bool {
-    matches!(error, Error::NodeRefused { status: 403, .. })
 }
 
 /// Fills a buffer like [`fill`], on another thread: the reader may block for as long as it likes while other tasks continue.

@@ -29,6 +29,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_client::objects::ObjectAddress;
+use tidemill_client::reader::{self, Grant, Turn};
 use tidemill_client::{Objects, Trust};
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::label::LabelInput;
@@ -50,11 +51,8 @@ const TRIES: u32 = 3;
 /// Minimum size in bytes of a fetch that is used to measure the rate of the link.
 const MEASURED_BYTES_MIN: u64 = 1 << 20;
 
-/// Maximum number of bytes per write to the device.
+/// Maximum number of bytes per write to the device, and per request for a range of an object.
 const PIECE_BYTES: usize = 1 << 20;
-
-/// Maximum number of bytes per request for a range of an object.
-const REQUEST_BYTES: u64 = 1 << 20;
 
 /// Client that fetches objects from other nodes and shares them between labels.
 #[derive(Debug)]
@@ -279,6 +277,11 @@ impl Fetcher {
         self.objects.lock().clone()
     }
 
+    fn peer(&self, node: NodeId) -> Result<PeerNode, FetchError> {
+        let peer = self.peers.lock().get(&node).cloned();
+        peer.ok_or(FetchError::Unknown(node))
+    }
+
     /// Returns the address of an object on another node.
     ///
     /// # Errors
@@ -289,10 +292,9 @@ impl Fetcher {
         object: ObjectId,
         capability: &[u8],
     ) -> Result<ObjectAddress, FetchError> {
-        let peer = self.peers.lock().get(&node).cloned();
         Ok(ObjectAddress {
             node,
-            url: peer.ok_or(FetchError::Unknown(node))?.url,
+            url: self.peer(node)?.url,
             object,
             capability: capability.to_vec(),
         })
@@ -442,19 +444,16 @@ impl Fetcher {
                 _fetched: fetched,
             });
         }
-        let peer = self.peers.lock().get(&part.node).cloned();
-        let peer = peer.ok_or(FetchError::Unknown(part.node))?;
+        let peer = self.peer(part.node)?;
         let path = peer.directory.join(part.object.relative_path());
         let in_place = self.in_place && peer.host == self.host;
         let file = in_place.then(|| sealed_file(&path).ok()).flatten();
-        let remote = || ObjectAddress {
-            node: part.node,
-            url: peer.url,
-            object: part.object,
-            capability: capability.to_vec(),
+        let from = match file {
+            Some(file) => PartReader::File(file),
+            None => PartReader::Node(self.remote(part.node, part.object, capability)?),
         };
         Ok(FetchSource {
-            from: file.map_or_else(|| PartReader::Node(remote()), PartReader::File),
+            from,
             here: false,
             _fetched: None,
         })
@@ -467,14 +466,18 @@ impl Fetcher {
         ranges: &[Range<u64>],
         cancelled: &dyn Fn() -> bool,
     ) -> Result<Vec<Bytes>, FetchError> {
-        let objects = self.objects.lock().clone();
-        let arrived = AtomicU64::new(0);
-        self.runtime.block_on(async {
-            tokio::select! {
-                bytes = objects.read_ranges(remote, ranges) => bytes.map_err(FetchError::from),
-                error = watch(&arrived, &remote.url, cancelled) => Err(error),
-            }
-        })
+        let (objects, arrived) = (self.objects(), AtomicU64::new(0));
+        let read = async { Ok(objects.read_ranges(remote, ranges).await?) };
+        self.wait(read, (&arrived, &remote.url, cancelled))
+    }
+
+    /// Waits for requests to a node, until they stall or are cancelled.
+    fn wait<T>(
+        &self,
+        requests: impl Future<Output = Result<T, FetchError>>,
+        (arrived, url, cancelled): (&AtomicU64, &Arc<str>, &dyn Fn() -> bool),
+    ) -> Result<T, FetchError> {
+        reader::block_on(&self.runtime, requests, watch(arrived, url, cancelled))
     }
 
     /// Reads a byte range from the node of its object, in pieces of limited size.
@@ -485,36 +488,12 @@ impl Fetcher {
         mut place: impl FnMut(u64, &[u8]) -> Result<(), FetchError>,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<(), FetchError> {
-        let (mut at, mut tries) = (span.start, 0);
-        while at < span.end {
-            let length = (span.end - at).min(REQUEST_BYTES);
-            let objects = self.objects.lock().clone();
-            let arrived = AtomicU64::new(0);
-            let read = async {
-                tokio::select! {
-                    bytes = objects.read(remote, at, length) => bytes.map_err(FetchError::from),
-                    error = watch(&arrived, &remote.url, cancelled) => Err(error),
-                }
-            };
-            match self.runtime.block_on(read) {
-                Ok(bytes) if bytes.is_empty() => {
-                    return Err(tidemill_client::Error::Answer("range of bytes").into());
-                }
-                Ok(bytes) => {
-                    place(at, &bytes)?;
-                    at += bytes.len() as u64;
-                    tries = 0;
-                }
-                Err(FetchError::Client(error @ tidemill_client::Error::Node { .. })) => {
-                    tries += 1;
-                    if tries == TRIES {
-                        return Err(error.into());
-                    }
-                    tracing::debug!(%error, tries, "a fetch is retried");
-                    std::thread::sleep(WATCH_PERIOD * tries);
-                }
-                Err(error) => return Err(error),
-            }
+        let (objects, grant) = (self.objects(), LabelGrant(remote));
+        for at in (span.start..span.end).step_by(PIECE_BYTES) {
+            let bytes = at..span.end.min(at + PIECE_BYTES as u64);
+            let read = async { Ok(reader::read(&grant, &objects, bytes).await?) };
+            let read = self.wait(read, (&AtomicU64::new(0), &remote.url, cancelled));
+            place(at, &read?)?;
         }
         Ok(())
     }
@@ -595,22 +574,17 @@ impl Fetcher {
         cancelled: &dyn Fn() -> bool,
         take: &mut dyn FnMut(usize, &Hash, &[u8]),
     ) -> Result<(), FetchError> {
-        let peer = self.peers.lock().get(&node).cloned();
-        let peer = peer.ok_or(FetchError::Unknown(node))?;
+        let peer = self.peer(node)?;
         let in_place = self.in_place && peer.host == self.host;
         let item = |(input, capability): &(&LabelInput, &[u8])| ReplicaItem {
             object: input.object.0,
             capability: route::hex(capability),
         };
         let items: Vec<ReplicaItem> = wanted.iter().map(item).collect();
-        let objects = self.objects.lock().clone();
+        let objects = self.objects();
         let arrived = AtomicU64::new(0);
-        let given = self.runtime.block_on(async {
-            tokio::select! {
-                given = objects.replicas(node, &peer.url, &items, !in_place) => given.map_err(FetchError::from),
-                error = watch(&arrived, &peer.url, cancelled) => Err(error),
-            }
-        })?;
+        let given = async { Ok(objects.replicas(node, &peer.url, &items, !in_place).await?) };
+        let given = self.wait(given, (&arrived, &peer.url, cancelled))?;
         let (mut rest, mut buffer) = (&*given, Vec::new());
         for (index, (input, _)) in wanted.iter().enumerate() {
             let wrong = tidemill_client::Error::Answer("replicas");
@@ -642,15 +616,10 @@ impl Fetcher {
         capability: &[u8],
         hash: &Hash,
     ) -> Result<bool, FetchError> {
-        let peer = self.peers.lock().get(&input.node).cloned();
-        let remote = ObjectAddress {
-            node: input.node,
-            url: peer.ok_or(FetchError::Unknown(input.node))?.url,
-            object: input.object,
-            capability: capability.to_vec(),
-        };
-        let objects = self.objects.lock().clone();
-        Ok(self.runtime.block_on(objects.confirm(&remote, hash))?)
+        let remote = self.remote(input.node, input.object, capability)?;
+        Ok(self
+            .runtime
+            .block_on(self.objects().confirm(&remote, hash))?)
     }
 
     /// Shares a file that exists, waits for a file that is being fetched, or makes the caller fetch the file.
@@ -795,8 +764,7 @@ impl Fetcher {
         link: bool,
         cancelled: &dyn Fn() -> bool,
     ) -> Result<FetchedObject, FetchError> {
-        let peer = self.peers.lock().get(&input.node).cloned();
-        let peer = peer.ok_or(FetchError::Unknown(input.node))?;
+        let peer = self.peer(input.node)?;
         let device = |source| FetchError::Device {
             path: path.to_owned(),
             source,
@@ -812,12 +780,7 @@ impl Fetcher {
                 return Ok(fetched);
             }
         }
-        let remote = ObjectAddress {
-            node: input.node,
-            url: peer.url,
-            object: input.object,
-            capability: capability.to_vec(),
-        };
+        let remote = self.remote(input.node, input.object, capability)?;
         let fetched = self.fetch_remote(&remote, path, cancelled);
         if fetched.is_err() {
             // The caller reports the error of the fetch.
@@ -827,33 +790,6 @@ impl Fetcher {
     }
 
     fn fetch_remote(
-        &self,
-        remote: &ObjectAddress,
-        path: &Path,
-        cancelled: &dyn Fn() -> bool,
-    ) -> Result<u64, FetchError> {
-        let mut tries = 0;
-        loop {
-            let begun = Instant::now();
-            match self.runtime.block_on(self.receive(remote, path, cancelled)) {
-                Ok(size) => {
-                    self.measure(size, begun.elapsed());
-                    return Ok(size);
-                }
-                Err(FetchError::Client(error @ tidemill_client::Error::Node { .. })) => {
-                    tries += 1;
-                    if tries == TRIES {
-                        return Err(error.into());
-                    }
-                    tracing::debug!(%error, tries, "a fetch is retried");
-                    std::thread::sleep(WATCH_PERIOD * tries);
-                }
-                Err(error) => return Err(error),
-            }
-        }
-    }
-
-    async fn receive(
         &self,
         remote: &ObjectAddress,
         path: &Path,
@@ -871,7 +807,7 @@ impl Fetcher {
             .open(path)
             .map_err(device)?;
         let mut file = BufWriter::with_capacity(PIECE_BYTES, file);
-        let arrived = AtomicU64::new(0);
+        let (begun, arrived) = (Instant::now(), AtomicU64::new(0));
         let write = |piece: Bytes| {
             arrived.fetch_add(piece.len() as u64, Ordering::Relaxed);
             file.write_all(&piece)
@@ -880,16 +816,18 @@ impl Fetcher {
                     source,
                 })
         };
-        let objects = self.objects.lock().clone();
-        let size = tokio::select! {
-            size = objects.read_all(remote, write) => size.map_err(|error| match error {
+        let (objects, grant) = (self.objects(), LabelGrant(remote));
+        let fetched = async {
+            let fetched = reader::stream(&grant, &objects, (0, None), write).await;
+            fetched.map_err(|error| match error {
                 tidemill_client::Error::Local { source, .. } => device(source),
                 error => error.into(),
-            })?,
-            error = watch(&arrived, &remote.url, cancelled) => return Err(error),
+            })
         };
+        let size = self.wait(fetched, (&arrived, &remote.url, cancelled))?;
         let file = file.into_inner().map_err(|e| device(e.into_error()))?;
         close_for_ever(&file).map_err(device)?;
+        self.measure(size, begun.elapsed());
         Ok(size)
     }
 
@@ -971,6 +909,36 @@ pub(crate) enum PartReader {
 impl Drop for FetchedInput {
     fn drop(&mut self) {
         self.fetcher.give_back(&self.wanted);
+    }
+}
+
+/// A label's capability for an object on one node: the server has chosen the node.
+struct LabelGrant<'a>(&'a ObjectAddress);
+
+impl Grant for LabelGrant<'_> {
+    async fn next(&self, turn: &Turn) -> Result<Option<NodeId>, tidemill_client::Error> {
+        Ok(turn.tried().is_empty().then_some(self.0.node))
+    }
+
+    async fn address(&self, _node: NodeId) -> Result<ObjectAddress, tidemill_client::Error> {
+        Ok(self.0.clone())
+    }
+
+    /// A stalled fetch ends by [`watch`].
+    fn patience(&self, _node: NodeId, _turn: &Turn) -> Option<Duration> {
+        None
+    }
+
+    fn is_node_error(&self, error: &tidemill_client::Error) -> bool {
+        matches!(error, tidemill_client::Error::Node { .. })
+    }
+
+    async fn again(&self, turn: &Turn) -> bool {
+        let tries = turn.round() + 1;
+        if tries < TRIES {
+            tokio::time::sleep(WATCH_PERIOD * tries).await;
+        }
+        tries < TRIES
     }
 }
 

@@ -3,8 +3,8 @@
 use super::{PAUSE_MAX, Range};
 use crate::error::Error;
 use crate::objects::ObjectAddress;
+use crate::opened::{OpenedVersion, located};
 use crate::published::Visible;
-use crate::striped::StripedVersion;
 use crate::transfer::{Transfer, remote_at};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,7 +31,7 @@ enum StreamState {
     /// Several mounts write the version.
     MultiWriter(Visible, Vec<ObjectLocation>),
     /// The version is sealed; with its parts, if it has several parts.
-    Sealed(Option<Arc<StripedVersion>>),
+    Sealed(Option<Arc<OpenedVersion>>),
     /// The version is sealed, and a node with a part of the version is offline.
     Offline(NodeId),
 }
@@ -45,7 +45,7 @@ pub(super) enum StreamLocation {
     /// The first of the bytes are in this range of an object.
     Object(ObjectAddress, Range<u64>),
     /// The first of the bytes are in this range of sealed parts.
-    Parts(Arc<StripedVersion>, Range<u64>),
+    Parts(Arc<OpenedVersion>, Range<u64>),
     /// The bytes may still be written.
     NotYet,
     /// The version ends before the bytes.
@@ -115,7 +115,7 @@ impl StreamingFile {
     }
 
     /// Returns the version's parts, if the version is sealed and is not one object.
-    pub(super) fn parts(&self) -> Option<&StripedVersion> {
+    pub(super) fn parts(&self) -> Option<&OpenedVersion> {
         match &self.written {
             StreamState::Sealed(parts) => parts.as_deref(),
             _ => None,
@@ -205,12 +205,13 @@ impl StreamingFile {
 }
 
 /// Returns the parts of a sealed version, if it has several parts; an error if one of its nodes is offline.
-fn reached(opened: &v1::Opened) -> Result<Option<StripedVersion>, Error> {
-    let parts = Transfer::parts(opened)?;
-    if parts.is_none() {
-        Transfer::remote(opened)?;
+fn reached(opened: &v1::Opened) -> Result<Option<OpenedVersion>, Error> {
+    let (_, places) = located(opened)?;
+    if let Some((node, _)) = places.iter().find(|(_, address)| address.is_none()) {
+        return Err(Error::NodeDown(*node));
     }
-    Ok(parts)
+    let parts = opened.layout.is_some();
+    parts.then(|| OpenedVersion::new(opened)).transpose()
 }
 
 impl KnownVersion {
@@ -236,7 +237,7 @@ impl Transfer {
                 since,
                 closed: true,
             };
-            match self.ask(Op::Publications(publications)).await {
+            match self.one(Op::Publications(publications)).await {
                 Ok(Answer::MultiWriter(reported)) if reported.sealed.is_none() => {
                     return Ok(Some(VersionUpdate::Published(reported)));
                 }
@@ -265,7 +266,7 @@ impl Transfer {
             ino,
             ..v1::Open::default()
         };
-        match self.ask(Op::Open(open)).await? {
+        match self.one(Op::Open(open)).await? {
             Answer::Opened(opened) if known.is(&opened) => Ok(Some(VersionUpdate::Sealed(opened))),
             _ => Ok(None),
         }
@@ -280,7 +281,7 @@ impl Transfer {
         };
         let until = Instant::now() + PATIENCE;
         loop {
-            match self.ask(Op::Open(open.clone())).await {
+            match self.one(Op::Open(open.clone())).await {
                 Ok(Answer::Opened(opened)) => return Ok(opened),
                 Ok(_) => return Err(Error::Answer("Open")),
                 // Its mount does not answer whether it is closed, as during a restart.

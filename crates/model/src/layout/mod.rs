@@ -6,6 +6,7 @@
 
 mod extents;
 mod place;
+mod plan;
 mod select;
 mod stripes;
 #[cfg(test)]
@@ -16,6 +17,7 @@ pub use place::{
     FreeSpace, PlacementError, RESERVE_BYTES, Tier, place, place_in_burst, place_in_memory,
     place_stripes, to_resume,
 };
+pub use plan::Fetch;
 pub use select::{
     RANGES_MAX, RECORD_BYTES_MAX, Records, SelectedBytes, SelectedSpan, Selection, SelectionError,
     VALUES_BYTES_MAX, byte_ranges,

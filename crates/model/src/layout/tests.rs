@@ -124,6 +124,62 @@ proptest! {
     }
 
     #[test]
+    fn read_plan_returns_each_byte_from_the_best_replicas(
+        (layout, bytes) in layouts(),
+        cuts in proptest::collection::vec(0..30_u64, 6),
+        states in proptest::collection::vec(proptest::collection::vec(0..3_usize, 1..4), 6),
+        (start, length, avoid) in (0..250_u64, 0..250_u64, 0..4_u32),
+    ) {
+        let mut layout = layout;
+        let is_striped = matches!(layout, Layout::Striped(_));
+        for (index, part) in layout.parts_mut().iter_mut().enumerate() {
+            // The end of a part may never have been written.
+            part.size -= if is_striped { cuts[index].min(part.size) } else { 0 };
+            let all = [ReplicaState::Current, ReplicaState::Corrupt, ReplicaState::Coming];
+            let replica = |(node, state): (u32, &usize)| Replica {
+                node: NodeId(10 * u32::try_from(index).unwrap() + node),
+                state: all[*state],
+            };
+            part.replicas = (0..).zip(&states[index]).map(replica).collect();
+        }
+        let is_avoided = |node: NodeId| node.0 % 10 == avoid;
+        let stored = |part: usize, at: u64| u8::try_from((part as u64 * 101 + at * 7) % 250 + 1).unwrap();
+        let end = (start + length).min(layout.size());
+        let start = start.min(end);
+        let plan = layout.plan_read(start..end, is_avoided);
+        let mut asked: Vec<(usize, u64)> = Vec::new();
+        let mut fetched = Vec::new();
+        for fetch in plan {
+            let part = &layout.parts()[fetch.part];
+            prop_assert!(!fetch.bytes.is_empty() && fetch.bytes.end <= part.size);
+            let readable = |avoided: bool| {
+                let nodes = part.current().map(|replica| replica.node);
+                nodes.filter(move |&node| is_avoided(node) == avoided)
+            };
+            let expected: Vec<NodeId> = readable(false).chain(readable(true)).collect();
+            prop_assert_eq!(&fetch.nodes, &expected);
+            asked.extend(fetch.bytes.clone().map(|at| (fetch.part, at)));
+            let answer: Vec<u8> = fetch.bytes.clone().map(|at| stored(fetch.part, at)).collect();
+            fetched.push((fetch, answer));
+        }
+        let held = |byte: &Byte| byte.filter(|&(part, at)| at < layout.parts()[part].size);
+        let of_range = &bytes[usize::try_from(start).unwrap()..usize::try_from(end).unwrap()];
+        let mut needed: Vec<(usize, u64)> = of_range.iter().filter_map(held).collect();
+        needed.sort_unstable();
+        prop_assert_eq!(asked, needed);
+        let expected: Vec<u8> =
+            of_range.iter().map(|byte| held(byte).map_or(0, |(part, at)| stored(part, at))).collect();
+        prop_assert_eq!(&layout.assemble(start..end, &fetched), &expected);
+        // A node that returned too few bytes moves no other bytes.
+        for (_, answer) in &mut fetched {
+            answer.pop();
+        }
+        let short = layout.assemble(start..end, &fetched);
+        prop_assert_eq!(short.len(), expected.len());
+        prop_assert!(short.iter().zip(&expected).all(|(one, whole)| *one == 0 || one == whole));
+    }
+
+    #[test]
     fn segments_of_part_return_its_bytes_of_the_file((layout, bytes) in layouts(), part in 0..6_usize, start in 0..100_u64, length in 0..100_u64) {
         let range = start..start + length;
         let segments = layout.segments_of(part, range.clone());

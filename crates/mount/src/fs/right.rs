@@ -1,5 +1,5 @@
 //! The server's permission to read or write an object, which is renewed when it expires, and requests to the node that survive the node's
-//! restart (next: `node/src`).
+//! restart (next: `client/src/reader.rs`).
 
 use super::Caller;
 use super::backend::Backend;
@@ -9,14 +9,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
 use tidemill_client::objects::ObjectAddress as Address;
+use tidemill_client::reader::{self, Grant, OTHERS_AFTER, Turn};
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Time after which a node that does not answer counts as unreachable.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
-
-/// Time that a reader waits for a node's answer before it asks whether another node has a replica.
-const OTHERS_AFTER: Duration = Duration::from_secs(6);
 
 /// A right to read or write one object.
 #[derive(Debug)]
@@ -174,24 +172,6 @@ impl Right {
         }
     }
 
-    /// Whether another node has a replica of the version to read. If so, later requests are sent to the other node.
-    async fn switch_replica(
-        &self,
-        backend: &Backend,
-        until: Option<Instant>,
-        avoid: &[u32],
-    ) -> bool {
-        if self.version.is_none() {
-            return false;
-        }
-        // Another read of the object may have found it.
-        let found = || !avoid.contains(&self.place.lock().0);
-        found() || {
-            let asked = self.ask_again(backend, until, avoid.to_vec()).await;
-            asked.is_ok() && found()
-        }
-    }
-
     /// Sends a request to a node that holds the object. Repeats the request if the node is offline or the right has expired. If another
     /// node has a replica of the version to read, the request is sent to the other node at once. Without a deadline the request is repeated
     /// for as long as the mount runs.
@@ -204,80 +184,101 @@ impl Right {
     where
         F: Future<Output = Result<T, ClientError>>,
     {
-        let mut pauses = Pauses::until(until);
-        let mut renewed = false;
-        // Nodes that did not answer since the last pause.
-        let mut silent = Vec::new();
-        let mut patient = self.version.is_none();
-        loop {
-            let node = self.place.lock().0;
-            let attempt = self.attempt(backend, patient, until, &request).await;
-            let error = match attempt {
-                Ok(answer) => return Ok(answer),
-                Err(ClientError::NodeRefused { status: 403, .. }) if !renewed => {
-                    renewed = true;
-                    self.renew(backend, until).await?;
-                    continue;
-                }
-                Err(error) if error.is_lost() => error,
-                // The node may have lost the object.
-                Err(error) if error.is_elsewhere() && self.version.is_some() => {
-                    silent.push(node);
-                    if self.switch_replica(backend, until, &silent).await {
-                        continue;
-                    }
-                    return Err(error);
-                }
-                Err(error) => return Err(error),
-            };
-            silent.push(node);
-            if self.switch_replica(backend, until, &silent).await {
-                tracing::info!(node, "reading a replica on another node: {error}");
-                continue;
+        let grant = MountGrant {
+            right: self,
+            backend,
+            until,
+            pauses: Mutex::new(Pauses::until(until)),
+        };
+        let request = |address: Address, patience: Option<Duration>| {
+            let url = address.url.clone();
+            let answer = request(address);
+            async move {
+                let patience = patience.unwrap_or(REQUEST_TIMEOUT);
+                let last = deadline::now() + patience;
+                let end = until.map_or(last, |until| until.min(last));
+                let answer = deadline::within(end, answer).await;
+                answer.unwrap_or_else(|| Err(silent(&url)))
             }
-            patient = true;
-            let Some(pause) = pauses.next() else {
-                return Err(error);
-            };
-            tracing::debug!("waiting for a node: {error}");
-            deadline::pause(pause).await;
-            for node in silent.drain(..) {
-                backend.forget_node(node);
-            }
+        };
+        reader::ask(&grant, request).await
+    }
+}
+
+/// A mount's right to an object, for the requests of one operation.
+struct MountGrant<'a> {
+    right: &'a Right,
+    backend: &'a Backend,
+    until: Option<Instant>,
+    pauses: Mutex<Pauses>,
+}
+
+impl Grant for MountGrant<'_> {
+    async fn next(&self, turn: &Turn) -> Result<Option<NodeId>, ClientError> {
+        let found = || {
+            let node = NodeId(self.right.place.lock().0);
+            (!turn.tried().contains(&node)).then_some(node)
+        };
+        // Another read of the object may have found another node.
+        if found().is_some() || self.right.version.is_none() {
+            return Ok(found());
         }
+        let avoid = turn.tried().iter().map(|node| node.0).collect();
+        let asked = self.right.ask_again(self.backend, self.until, avoid).await;
+        Ok(asked.ok().and_then(|()| found()))
     }
 
-    async fn attempt<T, F>(
-        &self,
-        backend: &Backend,
-        patient: bool,
-        until: Option<Instant>,
-        request: &impl Fn(Address) -> F,
-    ) -> Result<T, ClientError>
-    where
-        F: Future<Output = Result<T, ClientError>>,
-    {
-        let (node, capability) = self.place.lock().clone();
-        let found = match self.version {
-            Some(_) => backend.look(node, until).await,
-            None => backend.find(node, until).await,
+    async fn address(&self, node: NodeId) -> Result<Address, ClientError> {
+        let right = self.right;
+        let found = match right.version {
+            Some(_) => self.backend.look(node.0, self.until).await,
+            None => self.backend.find(node.0, self.until).await,
         };
         let url = found?.url;
-        let address = Address {
-            node: NodeId(node),
-            url: url.clone(),
-            object: ObjectId(self.part.unwrap_or(self.object)),
+        let (now, capability) = right.place.lock().clone();
+        // Another read has found another node in the meantime.
+        if now != node.0 {
+            return Err(ClientError::NodeDown(node));
+        }
+        Ok(Address {
+            node,
+            url,
+            object: ObjectId(right.part.unwrap_or(right.object)),
             capability,
-        };
-        let last = if patient {
+        })
+    }
+
+    fn patience(&self, _node: NodeId, turn: &Turn) -> Option<Duration> {
+        let patient = self.right.version.is_none() || turn.round() > 0;
+        Some(if patient {
             REQUEST_TIMEOUT
         } else {
             OTHERS_AFTER
+        })
+    }
+
+    async fn renew(&self) -> Result<bool, ClientError> {
+        self.right.renew(self.backend, self.until).await?;
+        Ok(true)
+    }
+
+    /// A node may have lost an object that is read, but not an object that is being written.
+    fn is_node_error(&self, error: &ClientError) -> bool {
+        error.is_lost() || (error.is_elsewhere() && self.right.version.is_some())
+    }
+
+    async fn again(&self, turn: &Turn) -> bool {
+        if !turn.last().is_some_and(ClientError::is_lost) {
+            return false;
+        }
+        let Some(pause) = self.pauses.lock().next() else {
+            return false;
         };
-        let last = deadline::now() + last;
-        let end = until.map_or(last, |until| until.min(last));
-        let answer = deadline::within(end, request(address)).await;
-        answer.unwrap_or_else(|| Err(silent(&url)))
+        deadline::pause(pause).await;
+        for node in turn.tried() {
+            self.backend.forget_node(node.0);
+        }
+        true
     }
 }
 

@@ -10,7 +10,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidemill_model::id::ObjectId;
-use tidemill_model::layout::{self, Layout};
+use tidemill_model::layout::{self, Fetch, Layout};
 
 /// An open version that is spread over several nodes.
 #[derive(Debug)]
@@ -74,24 +74,20 @@ impl OpenStriped {
             return Ok(Vec::new());
         }
         let layout = self.layout(size);
-        let spans = layout.spans(offset..end);
-        for (part, span) in &spans[1..] {
-            if let ObjectData::Remote(remote) = &self.parts[*part].data {
-                remote.ask_for(span.clone());
+        let plan = layout.plan_read(offset..end, |_| ());
+        for fetch in plan.iter().skip(1) {
+            if let ObjectData::Remote(remote) = &self.parts[fetch.part].data {
+                remote.ask_for(fetch.bytes.clone());
             }
         }
-        let mut bytes = vec![0; length_of(&(offset..end))];
-        for (part, span) in spans {
-            let read = self.parts[part].read(span.start, length_of(&span))?;
-            for segment in segments(&layout, part, &span, offset..end) {
-                let (from, to, length) = (segment.0, segment.1, segment.2);
-                // Bytes that the part does not have are zeros.
-                let held = read.len().saturating_sub(from).min(length);
-                let held = read.get(from..from + held).unwrap_or_default();
-                bytes[to..to + held.len()].copy_from_slice(held);
-            }
-        }
-        Ok(bytes)
+        // A part may return fewer bytes: the missing bytes are zeros.
+        let read = |fetch: Fetch| {
+            let part = &self.parts[fetch.part];
+            let bytes = part.read(fetch.bytes.start, length_of(&fetch.bytes))?;
+            Ok((fetch, bytes))
+        };
+        let fetched: Result<Vec<_>, Error> = plan.into_iter().map(read).collect();
+        Ok(layout.assemble(offset..end, &fetched?))
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) -> Result<(), Error> {

@@ -8,8 +8,9 @@ use crate::store::{ReadAt, Store as _, StoreError};
 use bytes::Bytes;
 use parking_lot::Mutex;
 use std::collections::{BTreeSet, HashSet};
+use std::ops::Range;
 use std::sync::Arc;
-use tidemill_client::blocks::{BLOCK_BYTES, BlockCache, BlockKey};
+use tidemill_client::blocks::{BLOCK_BYTES, BlockCache, BlockKey, fill};
 use tidemill_model::id::ObjectId;
 use tokio::runtime::Handle;
 use tokio::sync::Semaphore;
@@ -114,8 +115,8 @@ impl ExternalReader {
         there: &BackendLocation,
         key: &BlockKey,
     ) -> Result<Bytes, Error> {
-        let from = key.index * BLOCK_BYTES;
-        let count = BLOCK_BYTES.min(there.placed.size - from);
+        let Range { start: from, end } = key.bytes(there.placed.size);
+        let count = end - from;
         let ask = async {
             match there.packed {
                 true => self.packed(object, from, count).await,
@@ -189,27 +190,18 @@ impl BackendObject {
 
 impl ReadAt for BackendObject {
     fn read_at(&self, offset: u64, buffer: &mut [u8]) -> std::io::Result<usize> {
-        let end = offset.saturating_add(buffer.len() as u64);
-        let end = end.min(self.there.placed.size);
-        let (mut at, mut filled) = (offset, 0);
-        while at < end {
-            let index = at / BLOCK_BYTES;
-            let block = self.block(index).map_err(|failure| {
-                let path = &self.there.placed.path;
-                std::io::Error::other(format!("{path} in the backend: {}", failure.reason()))
-            })?;
-            let from = usize::try_from(at - index * BLOCK_BYTES).unwrap_or(usize::MAX);
-            let rest = block.get(from..).unwrap_or_default();
-            let wanted = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let count = rest.len().min(wanted);
-            if count == 0 {
-                return Err(std::io::ErrorKind::UnexpectedEof.into());
-            }
-            buffer[filled..filled + count].copy_from_slice(&rest[..count]);
-            filled += count;
-            at += count as u64;
+        let left = self.there.placed.size.saturating_sub(offset);
+        let length = usize::try_from(left).unwrap_or(usize::MAX);
+        let length = length.min(buffer.len());
+        let filled = fill(offset, &mut buffer[..length], |index| self.block(index));
+        let filled = filled.map_err(|failure| {
+            let path = &self.there.placed.path;
+            std::io::Error::other(format!("{path} in the backend: {}", failure.reason()))
+        })?;
+        match filled == length {
+            true => Ok(filled),
+            false => Err(std::io::ErrorKind::UnexpectedEof.into()),
         }
-        Ok(filled)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Files and directories of the cluster as sources of variables. The sources block, and must be used on threads that may block.
 
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use tidemill_client::Error;
 use tidemill_client::ranged::RangedFile;
 use tidemill_client::transfer::Transfer;
@@ -33,7 +32,7 @@ impl<'a> ClusterInput<'a> {
                 let root = path;
                 Self::Directory(ClusterDirectory { transfer, root })
             }
-            _ => Self::File(ClusterFile(Mutex::new(transfer.ranged(path).await?))),
+            _ => Self::File(ClusterFile(transfer.ranged(path).await?)),
         })
     }
 
@@ -49,21 +48,17 @@ impl<'a> ClusterInput<'a> {
 
 /// File of the cluster, read by ranges.
 #[derive(Debug)]
-pub struct ClusterFile<'a>(Mutex<RangedFile<'a>>);
+pub struct ClusterFile<'a>(RangedFile<'a>);
 
 impl<'a> ClusterFile<'a> {
-    fn lock(&self) -> MutexGuard<'_, RangedFile<'a>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Returns the version of the file.
     #[must_use]
     pub fn ranged(&self) -> RangedFile<'a> {
-        self.lock().clone()
+        self.0.clone()
     }
 }
 
-fn fetch(file: &mut RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
+fn fetch(file: &RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<()> {
     let end = offset.saturating_add(into.len() as u64);
     let bytes = Handle::current()
         .block_on(file.read(offset..end))
@@ -77,11 +72,11 @@ fn fetch(file: &mut RangedFile<'_>, offset: u64, into: &mut [u8]) -> io::Result<
 
 impl Bytes for ClusterFile<'_> {
     fn size(&self) -> u64 {
-        self.lock().layout().size()
+        self.0.layout().size()
     }
 
     fn read_at(&self, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        fetch(&mut self.lock(), offset, into)
+        fetch(&self.0, offset, into)
     }
 }
 
@@ -136,11 +131,7 @@ impl Directory for ClusterDirectory<'_> {
     }
 
     fn read_at(&self, path: &str, offset: u64, into: &mut [u8]) -> io::Result<()> {
-        fetch(
-            &mut self.open(path).map_err(io::Error::other)?,
-            offset,
-            into,
-        )
+        fetch(&self.open(path).map_err(io::Error::other)?, offset, into)
     }
 
     fn list(&self, path: &str) -> io::Result<Vec<String>> {

@@ -158,7 +158,7 @@ impl NodeReduction<'_> {
             of,
             mut pending,
         } = self;
-        let mut ranged = match (of, &pending.path) {
+        let ranged = match (of, &pending.path) {
             (RemoteInput::File(ranged), _) => ranged,
             (RemoteInput::Directory(directory), path) => {
                 let path = path.as_deref().unwrap_or_default();
@@ -182,7 +182,7 @@ impl NodeReduction<'_> {
             .sent
             .iter()
             .map(|range| {
-                let (mut ranged, range) = (ranged.clone(), range.clone());
+                let (ranged, range) = (ranged.clone(), range.clone());
                 async move { ranged.read(range).await }
             })
             .collect();

@@ -11,11 +11,11 @@ use std::time::Duration;
 use tidemill_client::Error;
 use tidemill_client::log_limit::LogLimit;
 use tidemill_client::objects::{ObjectAddress, Objects};
-use tidemill_client::windows;
+use tidemill_client::reader::{self, Grant, OTHERS_AFTER, Turn};
 use tidemill_meta::read_pins::ReadVersion;
 use tidemill_meta::shared::NamesShared;
 use tidemill_model::id::NodeId;
-use tidemill_model::layout::{Layout, Part};
+use tidemill_model::layout::{Fetch, Layout, Part};
 use tidemill_wire::capability::rights;
 use tokio::sync::mpsc;
 
@@ -31,8 +31,7 @@ const FRAME_BYTES: usize = 64 << 10;
 /// Time after which the server ends the stream to a client that reads nothing.
 const STALLED_MAX: Duration = Duration::from_secs(300);
 
-/// Maximum silence of a node before another replica is read, and (`ANSWER_MAX`) if there is no other replica.
-const OTHERS_AFTER: Duration = Duration::from_secs(6);
+/// Maximum silence of a node if there is no other replica.
 const ANSWER_MAX: Duration = Duration::from_secs(60);
 
 /// Time limit for a reduction on a node, including the wait in the node's queue.
@@ -106,9 +105,12 @@ impl VersionStream {
 
     /// Reads a range of the version's bytes from nodes.
     pub(crate) async fn window(&self, range: Range<u64>) -> StreamItem {
-        let parts = self.layout.parts();
-        let fetch = |part: usize, span| self.fetch(&parts[part], span);
-        windows::window(&self.layout, range, fetch).await
+        let fetch = |fetch: Fetch| async move {
+            let grant = self.grant(&self.layout.parts()[fetch.part], fetch.nodes);
+            reader::read(&grant, &self.nodes.objects, fetch.bytes).await
+        };
+        let read = reader::window(&self.layout, range, |node| self.rank(node), fetch).await;
+        read.map_err(|error| BytesUnreadable::of(&error))
     }
 
     /// Returns the layout of the version.
@@ -128,115 +130,40 @@ impl VersionStream {
         order: Bytes,
     ) -> Result<Bytes, (Option<u16>, BytesUnreadable)> {
         let part = &self.layout.parts()[part];
-        let none = format!("no node has object {:016x}", part.object.0);
-        let mut why = (None, BytesUnreadable(none));
-        for node in self.in_order(part) {
-            let remote = match self.remote(node, part) {
-                Ok(remote) => remote,
-                Err(offline) => {
-                    why = (None, offline);
-                    continue;
+        let grant = self.grant(part, part.nodes_by(|node| self.rank(node)));
+        let request = |remote: ObjectAddress, _| {
+            let order = order.clone();
+            async move {
+                let asked = self.nodes.objects.reduce(&remote, user, order);
+                let asked = reader::within(Some(REDUCED_MAX), &remote, asked);
+                tokio::select! {
+                    asked = asked => asked,
+                    () = self.until_offline(remote.node) => Err(Error::NodeDown(remote.node)),
                 }
-            };
-            let asked = self.nodes.objects.reduce(&remote, user, order.clone());
-            let offline = self.until_offline(node);
-            let asked = async {
-                tokio::select! { asked = asked => Some(asked), () = offline => None }
-            };
-            let asked = tokio::time::timeout(REDUCED_MAX, asked).await;
-            why = match asked.map_err(drop).and_then(|asked| asked.ok_or(())) {
-                Ok(Ok(answer)) => return Ok(answer),
-                Ok(Err(Error::NodeRefused {
-                    status, message, ..
-                })) => {
-                    let message = match status {
-                        400 => message,
-                        _ => format!("node {node}: {message}"),
-                    };
-                    (Some(status), BytesUnreadable(message))
-                }
-                Ok(Err(error)) => (None, BytesUnreadable(error.to_string())),
-                Err(()) => {
-                    let silent = format!("node {node} does not answer");
-                    (None, BytesUnreadable(silent))
-                }
-            };
-            if why.0 == Some(400) {
-                break;
             }
-            self.failed.lock().insert(node);
-        }
-        Err(why)
-    }
-
-    /// Reads bytes of a part. The result is shorter only where the part was never written. If all nodes with the part are suspended, the
-    /// function resumes one of these nodes.
-    async fn fetch(&self, part: &Part, span: Range<u64>) -> StreamItem {
-        let fetched = self.fetch_resumed(part, span.clone()).await;
-        let suspensions = &self.nodes.shared.suspensions;
-        let mut replicas = part.current().map(|replica| replica.node);
-        let suspended = replicas.find(|node| suspensions.is_suspended(node.0));
-        match (fetched, suspended) {
-            (Err(_), Some(node)) if suspensions.until_resumed(node.0, RESUME_MAX).await => {
-                self.failed.lock().remove(&node);
-                self.fetch_resumed(part, span).await
-            }
-            (fetched, _) => fetched,
-        }
-    }
-
-    async fn fetch_resumed(&self, part: &Part, span: Range<u64>) -> StreamItem {
-        let sealed = part.size.clamp(span.start, span.end) - span.start;
-        if sealed == 0 {
-            return Ok(Bytes::new());
-        }
-        let mut why = BytesUnreadable(format!("no node has object {:016x}", part.object.0));
-        let replicas = self.in_order(part);
-        for (index, &node) in replicas.iter().enumerate() {
-            let last = index + 1 == replicas.len();
-            let patience = if last { ANSWER_MAX } else { OTHERS_AFTER };
-            match self.ask(node, part, span.start, sealed, patience).await {
-                Ok(bytes) => return Ok(bytes),
-                Err(error) => why = error,
-            }
-            self.failed.lock().insert(node);
-        }
-        Err(why)
-    }
-
-    /// Returns the nodes that have a part; nodes that are likely to answer are first.
-    fn in_order(&self, part: &Part) -> Vec<NodeId> {
-        let shared = &self.nodes.shared;
-        let failed = self.failed.lock();
-        let mut replicas: Vec<NodeId> = part.current().map(|replica| replica.node).collect();
-        replicas.sort_by_key(|node| {
-            let answers = shared.answers(node.0);
-            (failed.contains(node), !answers, !shared.is_up(node.0))
-        });
-        replicas
-    }
-
-    async fn ask(
-        &self,
-        node: NodeId,
-        part: &Part,
-        offset: u64,
-        length: u64,
-        patience: Duration,
-    ) -> StreamItem {
-        let remote = self.remote(node, part)?;
-        let read = self.nodes.objects.read(&remote, offset, length);
-        let bytes = match tokio::time::timeout(patience, read).await {
-            Ok(Ok(bytes)) => bytes,
-            Ok(Err(error)) => return Err(BytesUnreadable(error.to_string())),
-            Err(_) => return Err(BytesUnreadable(format!("node {node} does not answer"))),
         };
-        if (bytes.len() as u64) < length {
-            let object = part.object.0;
-            let short = format!("on node {node} object {object:016x} is shorter than at its seal");
-            return Err(BytesUnreadable(short));
+        let answered = reader::ask(&grant, request).await;
+        answered.map_err(|error| match error.into_last() {
+            Error::NodeRefused {
+                status, message, ..
+            } => (Some(status), BytesUnreadable(message)),
+            error => (None, BytesUnreadable::of(&error)),
+        })
+    }
+
+    /// Returns the order of the nodes: nodes that are likely to answer are first.
+    fn rank(&self, node: NodeId) -> impl Ord + use<> {
+        let shared = &self.nodes.shared;
+        let failed = self.failed.lock().contains(&node);
+        (failed, !shared.answers(node.0), !shared.is_up(node.0))
+    }
+
+    fn grant<'a>(&'a self, part: &'a Part, nodes: Vec<NodeId>) -> ServerGrant<'a> {
+        ServerGrant {
+            stream: self,
+            part,
+            nodes,
         }
-        Ok(bytes)
     }
 
     /// Waits until a node is offline.
@@ -245,20 +172,60 @@ impl VersionStream {
             tokio::time::sleep(LOOK_EVERY).await;
         }
     }
+}
 
-    fn remote(&self, node: NodeId, part: &Part) -> Result<ObjectAddress, BytesUnreadable> {
+/// The server's own right to a part: the rights of the request's user were checked when the version was opened.
+struct ServerGrant<'a> {
+    stream: &'a VersionStream,
+    part: &'a Part,
+    /// Nodes with a replica, in the order in which they are asked.
+    nodes: Vec<NodeId>,
+}
+
+impl Grant for ServerGrant<'_> {
+    async fn next(&self, turn: &Turn) -> Result<Option<NodeId>, Error> {
+        self.stream.failed.lock().extend(turn.tried());
+        let mut nodes = self.nodes.iter();
+        Ok(nodes.find(|node| !turn.tried().contains(node)).copied())
+    }
+
+    async fn address(&self, node: NodeId) -> Result<ObjectAddress, Error> {
         let SourceNodes {
             cluster, shared, ..
-        } = &self.nodes;
-        let url = cluster.url(node.0);
-        let url = url.ok_or_else(|| BytesUnreadable(format!("node {node} is offline")))?;
+        } = &self.stream.nodes;
+        let url = cluster.url(node.0).ok_or(Error::NodeDown(node))?;
+        let object = self.part.object;
         Ok(ObjectAddress {
             node,
             url: url.into(),
-            object: part.object,
-            // The server uses its own right: the rights of the request's user were checked when the version was opened.
-            capability: shared.sign(node.0, part.object.0, rights::READ, 0),
+            object,
+            capability: shared.sign(node.0, object.0, rights::READ, 0),
         })
+    }
+
+    fn patience(&self, _node: NodeId, turn: &Turn) -> Option<Duration> {
+        let last = turn.tried().len() + 1 >= self.nodes.len();
+        Some(if last { ANSWER_MAX } else { OTHERS_AFTER })
+    }
+
+    /// Status 400 means that the request itself is invalid.
+    fn is_node_error(&self, error: &Error) -> bool {
+        !matches!(error, Error::NodeRefused { status: 400, .. })
+    }
+
+    /// If all nodes with the part are suspended, one of them is resumed.
+    async fn again(&self, turn: &Turn) -> bool {
+        let suspensions = &self.stream.nodes.shared.suspensions;
+        let mut nodes = self.nodes.iter();
+        let suspended = nodes.find(|node| suspensions.is_suspended(node.0));
+        let Some(node) = suspended.filter(|_| turn.round() == 0) else {
+            return false;
+        };
+        let resumed = suspensions.until_resumed(node.0, RESUME_MAX).await;
+        if resumed {
+            self.stream.failed.lock().remove(node);
+        }
+        resumed
     }
 }
 

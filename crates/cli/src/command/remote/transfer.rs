@@ -273,14 +273,14 @@ impl RemoteTransfer {
             });
         }
         self.progress.now(path);
-        let mut ranged = self.transfer.ranged(path).await?;
+        let ranged = self.transfer.ranged(path).await?;
         let attr = self.attr(path).await?;
         ensure!(
             attr.version == ranged.version() && attr.version > 0,
             "the file is being written; try again later"
         );
         let mut writer = remote.write(to).await?;
-        if let Err(error) = self.pour(&mut ranged, attr.size, writer.as_mut()).await {
+        if let Err(error) = self.pour(&ranged, attr.size, writer.as_mut()).await {
             writer.abort().await;
             return Err(error);
         }
@@ -297,7 +297,7 @@ impl RemoteTransfer {
 
     async fn pour(
         &self,
-        ranged: &mut tidemill_client::ranged::RangedFile<'_>,
+        ranged: &tidemill_client::ranged::RangedFile<'_>,
         size: u64,
         writer: &mut dyn StoreWriter,
     ) -> anyhow::Result<()> {

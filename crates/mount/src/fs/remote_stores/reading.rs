@@ -7,9 +7,10 @@ use crate::error::Error;
 use crate::fs::Caller;
 use bytes::Bytes;
 use rustix::io::Errno;
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_client::blocks::{BLOCK_BYTES, BlockKey};
+use tidemill_client::blocks::{BLOCK_BYTES, BlockKey, fill};
 use tidemill_remote::{Error as StoreError, PathType, StoreFile};
 
 /// Number of blocks that are read ahead for sequential reads.
@@ -44,25 +45,17 @@ impl RemoteReader {
         self.content.size.div_ceil(BLOCK_BYTES)
     }
 
-    /// Returns the end of a range in bytes, limited by the size of the file.
-    fn end(&self, offset: u64, length: usize) -> u64 {
-        self.content.size.min(offset.saturating_add(length as u64))
-    }
-
-    /// Returns the bytes of a range; `None` if `block` returns `None` for one of the range's blocks.
-    fn cut(offset: u64, end: u64, mut block: impl FnMut(u64) -> Option<Bytes>) -> Option<Vec<u8>> {
-        let mut bytes = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let index = at / BLOCK_BYTES;
-            let begin = index * BLOCK_BYTES;
-            let block = block(index)?;
-            let from = usize::try_from(at - begin).ok()?;
-            let to = usize::try_from(end.min(begin + BLOCK_BYTES) - begin).ok()?;
-            bytes.extend_from_slice(block.get(from..to)?);
-            at = begin + BLOCK_BYTES;
-        }
-        Some(bytes)
+    /// Returns the bytes of a range within the file from its blocks.
+    fn cut<E>(
+        &self,
+        (offset, length): (u64, usize),
+        block: impl FnMut(u64) -> Result<Bytes, E>,
+    ) -> Result<Vec<u8>, E> {
+        let left = self.content.size.saturating_sub(offset);
+        let mut bytes = vec![0; usize::try_from(left).unwrap_or(length).min(length)];
+        // Blocks are complete.
+        fill(offset, &mut bytes, block)?;
+        Ok(bytes)
     }
 }
 
@@ -133,8 +126,8 @@ impl RemoteStores {
         if offset < file.content.size && file.last.load(Ordering::Relaxed) != offset / BLOCK_BYTES {
             return None;
         }
-        let block = |index| self.blocks.now(&file.key(index));
-        RemoteReader::cut(offset, file.end(offset, length), block)
+        let block = |index| self.blocks.now(&file.key(index)).ok_or(());
+        file.cut((offset, length), block).ok()
     }
 
     pub(crate) async fn read(
@@ -144,7 +137,7 @@ impl RemoteStores {
         length: usize,
     ) -> Result<Vec<u8>, Error> {
         let file = self.file(handle)?;
-        let end = file.end(offset, length);
+        let end = (file.content.size).min(offset.saturating_add(length as u64));
         let mut blocks = Vec::new();
         if offset < end {
             for index in offset / BLOCK_BYTES..=(end - 1) / BLOCK_BYTES {
@@ -159,9 +152,9 @@ impl RemoteStores {
         }
         let block = |index| {
             let found = blocks.iter().find(|(at, _)| *at == index);
-            found.map(|(_, block)| block.clone())
+            found.map(|(_, block)| block.clone()).ok_or(Errno::IO)
         };
-        RemoteReader::cut(offset, end, block).ok_or_else(|| Errno::IO.into())
+        Ok(file.cut((offset, length), block)?)
     }
 
     /// Requests the blocks that follow a block.
@@ -176,9 +169,9 @@ impl RemoteStores {
     }
 
     async fn block(&self, file: &RemoteReader, index: u64) -> Result<Bytes, StoreError> {
-        let from = index * BLOCK_BYTES;
-        let count = BLOCK_BYTES.min(file.content.size - from);
-        let store = &file.store;
+        let (store, key) = (&file.store, file.key(index));
+        let Range { start: from, end } = key.bytes(file.content.size);
+        let count = end - from;
         let ask = async {
             let turn = tokio::time::timeout(self.patience * TURN_PATIENCES, store.turns.acquire());
             let _turn = turn
@@ -194,7 +187,7 @@ impl RemoteStores {
                 ))),
             }
         };
-        self.blocks.get(&file.key(index), ask).await
+        self.blocks.get(&key, ask).await
     }
 
     /// Returns the offset at which data or a hole begins: the only hole is at the end of the file.
@@ -204,25 +197,5 @@ impl RemoteStores {
             true => Ok(if data { offset } else { size }),
             false => Err(Errno::NXIO.into()),
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn remote_file_range_is_joined_from_all_its_blocks() {
-        let block = |index: u64| {
-            let length = if index == 2 { 10 } else { BLOCK_BYTES };
-            let bytes = vec![u8::try_from(index).ok()?; usize::try_from(length).ok()?];
-            Some(Bytes::from(bytes))
-        };
-        let cut = |from, to| RemoteReader::cut(from, to, block).unwrap();
-        assert_eq!(cut(BLOCK_BYTES - 1, BLOCK_BYTES + 2), [0, 1, 1]);
-        assert_eq!(cut(2 * BLOCK_BYTES - 1, 2 * BLOCK_BYTES + 3), [1, 2, 2, 2]);
-        assert!(cut(5, 5).is_empty());
-        assert!(RemoteReader::cut(2 * BLOCK_BYTES, 2 * BLOCK_BYTES + 11, block).is_none());
-        assert!(RemoteReader::cut(0, 1, |_| None).is_none());
     }
 }

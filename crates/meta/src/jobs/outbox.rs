@@ -142,10 +142,8 @@ pub fn take(db: &Connection, label: LabelId) -> Result<Option<Operation>, Fault>
 pub fn delete_superseded(db: &Connection) -> Result<(), Fault> {
     let sql = "DELETE FROM label WHERE task != 0 AND NOT EXISTS (SELECT 1 FROM task JOIN job ON job.job = task.job \
                WHERE task.task = label.task AND task.label = label.label AND job.state = ?1 \
-               AND task.state IN (?2, ?3))";
-    db.sql.execute(
-        sql,
-        [State::Running, State::Sent, State::Running].map(state_number),
-    )?;
+               AND task.state = ?2)";
+    let states = [State::Running, State::Sent].map(state_number);
+    db.sql.execute(sql, states)?;
     Ok(())
 }

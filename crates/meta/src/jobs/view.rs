@@ -3,12 +3,14 @@
 use super::spec::{StoredOrigin, StoredTask, shown};
 use crate::Connection;
 use crate::Fault;
+use crate::json::json_list;
 use crate::query::{find, rows, unsigned};
+use parking_lot::Mutex;
 use prost::Message;
 use rusqlite::{Row, params};
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use tidemill_model::glob::Pattern;
-use tidemill_model::id::TaskId;
+use tidemill_model::id::{JobId, TaskId};
 use tidemill_wire::convert::{self, state_name};
 use tidemill_wire::v1::{self, State};
 
@@ -35,11 +37,39 @@ fn job_row(row: &Row<'_>) -> rusqlite::Result<v1::Job> {
     })
 }
 
+/// Sent tasks that nodes have reported as started, by job, each with the number of the change. The database does not store that a task has
+/// started: after a restart of the server, the node reports the start again.
+#[derive(Debug, Default)]
+pub struct StartedTasks(Mutex<BTreeMap<u64, BTreeMap<u64, i64>>>);
+
+impl StartedTasks {
+    /// Records that a task has started; `change` is the number of the change.
+    pub fn start(&self, job: JobId, task: TaskId, change: i64) {
+        let mut jobs = self.0.lock();
+        jobs.entry(job.0).or_default().insert(task.0, change);
+    }
+
+    /// Records that the database has a later state of a task.
+    pub fn forget(&self, job: JobId, task: TaskId) {
+        let mut jobs = self.0.lock();
+        if let Some(tasks) = jobs.get_mut(&job.0) {
+            tasks.remove(&task.0);
+            if tasks.is_empty() {
+                jobs.remove(&job.0);
+            }
+        }
+    }
+
+    fn of(&self, job: u64) -> BTreeMap<u64, i64> {
+        self.0.lock().get(&job).cloned().unwrap_or_default()
+    }
+}
+
 /// Returns a job without its tasks; `None` if the job does not exist.
-pub fn job(db: &Connection, id: u64) -> Result<Option<v1::Job>, Fault> {
+pub fn job(db: &Connection, id: u64, started: &StartedTasks) -> Result<Option<v1::Job>, Fault> {
     let sql = format!("{JOB} WHERE job = ?1 AND deleted = 0");
     let found = find(db, &sql, [id.cast_signed()], job_row)?;
-    found.map(|job| count(db, job)).transpose()
+    found.map(|job| count(db, job, started)).transpose()
 }
 
 /// Filter of a job list.
@@ -56,7 +86,11 @@ pub struct JobFilter {
 }
 
 /// Returns jobs, the newest first.
-pub fn jobs(db: &Connection, wanted: &JobFilter) -> Result<Vec<v1::Job>, Fault> {
+pub fn jobs(
+    db: &Connection,
+    wanted: &JobFilter,
+    started: &StartedTasks,
+) -> Result<Vec<v1::Job>, Fault> {
     let sql = format!(
         "{JOB} WHERE (?1 IS NULL OR uid = ?1) AND deleted = 0 AND (?2 = '' OR instr(?2, ',' || state || ',')) \
          ORDER BY job DESC LIMIT ?3"
@@ -88,7 +122,8 @@ pub fn jobs(db: &Connection, wanted: &JobFilter) -> Result<Vec<v1::Job>, Fault> 
         }
     }
     drop(rows);
-    found.into_iter().map(|job| count(db, job)).collect()
+    let counted = found.into_iter().map(|job| count(db, job, started));
+    counted.collect()
 }
 
 /// Returns the number of unfinished jobs of a user.
@@ -102,7 +137,7 @@ pub fn unfinished(db: &Connection, uid: u32) -> Result<u64, Fault> {
     Ok(jobs.cast_unsigned())
 }
 
-fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
+fn count(db: &Connection, mut job: v1::Job, started: &StartedTasks) -> Result<v1::Job, Fault> {
     let sql = "SELECT state, count(*), sum(transferred_bytes), CAST(total(microjoules) AS INTEGER), sum(estimated), sum(unestimated) \
                FROM task WHERE job = ?1 GROUP BY state";
     let mut statement = db.sql.prepare_cached(sql)?;
@@ -120,6 +155,7 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
             sum.unknown = sum.unknown.saturating_add(drew.unknown);
         }
     }
+    count_started(db, &mut job, started)?;
     if job.state() == State::Running {
         let total = "SELECT count(DISTINCT path) FROM awaited WHERE job = ?1 AND object = -1";
         let id = job.job.cast_signed();
@@ -140,6 +176,30 @@ fn count(db: &Connection, mut job: v1::Job) -> Result<v1::Job, Fault> {
         job.awaited = rows.collect::<Result<_, _>>()?;
     }
     Ok(job)
+}
+
+/// Counts the sent tasks of a job that have started as running tasks.
+fn count_started(db: &Connection, job: &mut v1::Job, started: &StartedTasks) -> Result<(), Fault> {
+    let tasks = started.of(job.job);
+    if tasks.is_empty() {
+        return Ok(());
+    }
+    let sql =
+        "SELECT count(*) FROM task WHERE task IN (SELECT value FROM json_each(?1)) AND state = ?2";
+    let key = params![json_list(tasks.into_keys()), i32::from(State::Sent)];
+    let running: u32 = db
+        .sql
+        .prepare_cached(sql)?
+        .query_row(key, |row| row.get(0))?;
+    let by_state = &mut job.tasks_by_state;
+    if let Some(sent) = by_state.get_mut(state_name(State::Sent)) {
+        *sent = sent.saturating_sub(running);
+    }
+    *by_state
+        .entry(state_name(State::Running).into())
+        .or_default() += running;
+    by_state.retain(|_, tasks| *tasks > 0);
+    Ok(())
 }
 
 /// Returns the energy of runs above idle power, from three columns of a row; `None` if there were no runs.
@@ -169,20 +229,35 @@ fn held_up(db: &Connection, job: &mut v1::Job) -> Result<(), Fault> {
 }
 
 /// Returns the tasks of a job that changed after the change `after`, in the script's order, and the number of the last change.
-pub fn tasks(db: &Connection, job: u64, after: i64) -> Result<(Vec<v1::Task>, i64), Fault> {
+pub fn tasks(
+    db: &Connection,
+    job: u64,
+    after: i64,
+    started: &StartedTasks,
+) -> Result<(Vec<v1::Task>, i64), Fault> {
     let sql = "SELECT task, spec, state, node, tries, start, kernel_start, end, read_bytes, written_bytes, \
                transferred_bytes, cpu_ns, memory_bytes, kernel_hash, error, iif(state = 6, stderr, ''), changed, reused, \
                coalesce((SELECT before.job FROM task AS before WHERE before.task = task.reused), 0), hash_ns, \
                in_memory_bytes, microjoules, estimated, unestimated FROM task \
-               WHERE job = ?1 AND changed > ?2 ORDER BY task";
+               WHERE job = ?1 AND (changed > ?2 OR task IN (SELECT value FROM json_each(?3))) ORDER BY task";
+    let started = started.of(job);
+    let new = started.iter().filter(|(_, change)| **change > after);
+    let new = json_list(new.map(|(task, _)| *task));
     let unresolved = unresolved(db, job)?;
     let mut statement = db.sql.prepare_cached(sql)?;
-    let mut rows = statement.query([job.cast_signed(), after])?;
+    let mut rows = statement.query(params![job.cast_signed(), after, new])?;
     let mut tasks = Vec::new();
     let mut last = after;
     while let Some(row) = rows.next()? {
-        tasks.push(task_row(row, &unresolved)?);
+        let mut task = task_row(row, &unresolved)?;
         last = last.max(row.get(16)?);
+        if let Some(change) = started.get(&task.task)
+            && task.state() == State::Sent
+        {
+            task.state = State::Running.into();
+            last = last.max(*change);
+        }
+        tasks.push(task);
     }
     Ok((tasks, last))
 }
@@ -311,7 +386,7 @@ fn streamed(task: &v1::Task, makers: &HashMap<&str, &v1::Task>) -> u32 {
 
 /// Returns the recorded reasons for the placement of a job's tasks.
 pub fn decisions(db: &Connection, job: u64) -> Result<Vec<v1::Decision>, Fault> {
-    let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1)?
+    let tasks: HashMap<u64, v1::Task> = tasks(db, job, -1, &StartedTasks::default())?
         .0
         .into_iter()
         .map(|task| (task.task, task))

@@ -34,6 +34,7 @@ use tidemill_meta::jobs::outbox::{self, OutboxLabel};
 use tidemill_meta::jobs::outputs::{self, OutputFiles, Publishing};
 use tidemill_meta::jobs::records;
 use tidemill_meta::jobs::spec::awaited_key;
+use tidemill_meta::jobs::view::StartedTasks;
 use tidemill_meta::multi_writer;
 use tidemill_meta::parts;
 use tidemill_meta::placement::under_replicated::{MIGRATIONS, REST_NS, ReplicaFinding};
@@ -42,7 +43,7 @@ use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::{Caller, Change, Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::directory::is_directory;
-use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, OutputSpec};
+use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, OutputSpec, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_model::label::{
     Corrupt, Failure, FailureKind, Label, Lane, Operation, Outcome, Owner,
@@ -76,6 +77,8 @@ pub(crate) struct Signals {
     pub(crate) changes: tokio::sync::watch::Sender<i64>,
     /// Running labels that do not belong to a job.
     pub(crate) running: Arc<Mutex<BTreeSet<LabelId>>>,
+    /// Tasks that have started. The database has them as sent.
+    pub(crate) started: Arc<StartedTasks>,
     /// Reason why decisions can't be stored or sent now; `None` if decisions can be stored and sent.
     pub(crate) trouble: Arc<Mutex<Option<(condition::ConditionKind, String)>>>,
 }
@@ -86,6 +89,7 @@ impl Default for Signals {
             awaiting: Arc::default(),
             changes: tokio::sync::watch::Sender::new(0),
             running: Arc::default(),
+            started: Arc::default(),
             trouble: Arc::default(),
         }
     }
@@ -178,6 +182,8 @@ struct Outbox {
     /// Nodes that reconnected, and the labels that they know.
     back: BTreeMap<NodeId, BTreeSet<LabelId>>,
     acks: Acks,
+    /// Tasks whose state changes, and whether the change is only that they have started.
+    states: BTreeMap<TaskId, (JobId, bool)>,
     /// Objects that ended jobs needed. Until the end of a job is stored, a restarted server would need the job's objects again.
     unpinned: Vec<ObjectId>,
 }
@@ -536,12 +542,6 @@ impl Driver {
 
     /// Creates labels that remove deleted objects from nodes.
     fn remove_garbage(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
-        // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
-        let kept = self.database.write_here(true, |_| Ok(()));
-        if let Err(fault) = kept.and_then(|kept| kept.on_disk) {
-            fault.log_delay("removals are postponed");
-            return;
-        }
         for node in self.cluster.up() {
             let (id, mut last) = (NodeId(node), ObjectId(0));
             while self.dispatcher.takes_maintenance_task(id, Lane::Remove) {
@@ -992,6 +992,13 @@ impl Driver {
                 failure,
                 ..
             } => {
+                let is_start = state == TaskState::Running;
+                if let Some(&job) = self.owners.get(&task) {
+                    outbox.states.insert(task, (job, is_start));
+                }
+                if is_start {
+                    return;
+                }
                 steps.push(PersistStep::Task {
                     task,
                     state,
@@ -1355,9 +1362,18 @@ impl Driver {
         mut outbox: Outbox,
         inbox: &mut Inbox,
     ) -> Result<(), Stopped> {
-        if !steps.is_empty() {
+        if !steps.is_empty() || !outbox.states.is_empty() {
             self.change += 1;
-            let changes = self.keep(steps, inbox)?;
+            let changes = match steps.is_empty() {
+                true => Vec::new(),
+                false => self.keep(steps, inbox)?,
+            };
+            for (task, (job, is_start)) in std::mem::take(&mut outbox.states) {
+                match is_start {
+                    true => self.signals.started.start(job, task, self.change),
+                    false => self.signals.started.forget(job, task),
+                }
+            }
             self.names.tell(Changed {
                 session: 0,
                 changes,
@@ -1392,19 +1408,30 @@ impl Driver {
             change: self.change,
             now: clock::now_ns(),
         });
-        let mut failed = false;
+        // The permission to remove must survive a power loss, too: a replica elsewhere may be the only one left.
+        let durable = batch.removes();
+        let (mut failed, mut stored) = (false, None);
         loop {
-            let (batch, shared) = (batch.clone(), self.shared.clone());
-            let written = self
-                .database
-                .write_blocking(move |db| persist::write(db, &shared, &batch));
+            let written = match &stored {
+                None => {
+                    let (batch, shared) = (batch.clone(), self.shared.clone());
+                    let write = move |db: &Connection| persist::write(db, &shared, &batch);
+                    self.database.write_here(durable, write)
+                }
+                // The decisions are in the database, but a power loss may still undo them.
+                Some(_) => self.database.write_here(durable, |_| Ok(Vec::new())),
+            };
+            let written = written.and_then(|written| {
+                stored.get_or_insert(written.value);
+                written.on_disk
+            });
             match written {
-                Ok(changes) => {
+                Ok(()) => {
                     if failed {
                         tracing::info!("decisions can be stored again");
                         *self.signals.trouble.lock() = None;
                     }
-                    return Ok(changes);
+                    return Ok(stored.unwrap_or_default());
                 }
                 Err(Fault::Closed) => return Err(Stopped),
                 Err(fault) => {

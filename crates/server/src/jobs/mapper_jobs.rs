@@ -20,7 +20,8 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_lang::job::{ExternalInput, MapperProgram, MapperResult, PRINTED_BYTES_MAX};
 use tidemill_lang::script;
-use tidemill_meta::jobs::{data, view};
+use tidemill_meta::jobs::data;
+use tidemill_meta::jobs::view::{self, StartedTasks};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::{Connection, Fault, SqliteNames};
 use tidemill_model::display;
@@ -219,7 +220,7 @@ impl ProgramRun<'_> {
             let pinned = &mut self.pinned;
             let running = self.names.database().read(|db| {
                 pinned.look(db, job)?;
-                let found = view::job(db, job.0)?;
+                let found = view::job(db, job.0, &StartedTasks::default())?;
                 Ok(found.is_some_and(|job| job.state() == State::Running))
             })?;
             if !running {

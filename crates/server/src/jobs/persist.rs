@@ -102,6 +102,16 @@ pub(crate) struct StepBatch {
     pub(crate) now: i64,
 }
 
+impl StepBatch {
+    /// Returns whether the batch stores labels that remove objects.
+    pub(crate) fn removes(&self) -> bool {
+        self.steps.iter().any(|step| match step {
+            PersistStep::Post(posted) => matches!(posted.work, LabelWork::Remove(_)),
+            _ => false,
+        })
+    }
+}
+
 /// Writes a batch of steps to the database; returns the changes in the namespace.
 pub(crate) fn write(
     db: &Connection,

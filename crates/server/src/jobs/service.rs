@@ -111,7 +111,8 @@ impl JobService {
     ) -> Result<v1::Job, Status> {
         let caller = self.access.caller(request, credentials)?;
         let database = self.names.database();
-        let job = database.read_for(&caller, |db| view::job(db, id)).await;
+        let read = |db: &Connection| view::job(db, id, &self.signals.started);
+        let job = database.read_for(&caller, read).await;
         let job = job.map_err(|fault| refused(&fault))?;
         let job = job.ok_or_else(|| unknown(id))?;
         if may_see(&caller, &job) {
@@ -128,10 +129,11 @@ impl JobService {
         after: i64,
     ) -> Result<(v1::JobEvent, i64), Fault> {
         let read = |db: &Connection| {
-            let (changed, last) = view::tasks(db, job, after)?;
+            let started = &self.signals.started;
+            let (changed, last) = view::tasks(db, job, after, started)?;
             Ok((
                 v1::JobEvent {
-                    job: view::job(db, job)?,
+                    job: view::job(db, job, started)?,
                     changed,
                 },
                 last,
@@ -297,8 +299,9 @@ impl v1::jobs_server::Jobs for JobService {
             name,
         };
         let database = self.names.database();
-        let jobs = database.read_for(&caller, |db| view::jobs(db, &wanted));
-        let jobs = jobs.await.map_err(|fault| refused(&fault))?;
+        let read = |db: &Connection| view::jobs(db, &wanted, &self.signals.started);
+        let jobs = database.read_for(&caller, read).await;
+        let jobs = jobs.map_err(|fault| refused(&fault))?;
         Ok(Response::new(v1::ListJobsReply { jobs }))
     }
 
@@ -344,8 +347,9 @@ impl v1::jobs_server::Jobs for JobService {
             .await?;
         let caller = self.access.caller(&request, message.credentials.as_ref())?;
         let database = self.names.database();
-        let tasks = database.read_for(&caller, |db| view::tasks(db, job.job, -1));
-        job.tasks = tasks.await.map_err(|fault| refused(&fault))?.0;
+        let read = |db: &Connection| view::tasks(db, job.job, -1, &self.signals.started);
+        let tasks = database.read_for(&caller, read).await;
+        job.tasks = tasks.map_err(|fault| refused(&fault))?.0;
         Ok(Response::new(job))
     }
 

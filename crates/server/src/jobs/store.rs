@@ -116,21 +116,19 @@ fn how_ended(
     Ok(match state {
         State::Done => Some(RecoveredState::Done(done)),
         State::Failed | State::Cancelled => Some(RecoveredState::Failed),
-        State::Sent | State::Running => {
-            outbox::find(db, label)?.map(|(node, sent)| RecoveredState::Sent {
-                label,
-                node,
-                objects: match &sent.operation {
-                    Operation::Analyse(analysis) => {
-                        analysis.outputs.iter().map(|one| one.object).collect()
-                    }
-                    Operation::Copy { .. }
-                    | Operation::Remove { .. }
-                    | Operation::Verify { .. } => Vec::new(),
-                },
-                tries: tries.saturating_sub(1),
-            })
-        }
+        State::Sent => outbox::find(db, label)?.map(|(node, sent)| RecoveredState::Sent {
+            label,
+            node,
+            objects: match &sent.operation {
+                Operation::Analyse(analysis) => {
+                    analysis.outputs.iter().map(|one| one.object).collect()
+                }
+                Operation::Copy { .. } | Operation::Remove { .. } | Operation::Verify { .. } => {
+                    Vec::new()
+                }
+            },
+            tries: tries.saturating_sub(1),
+        }),
         _ => None,
     })
 }

@@ -5,8 +5,9 @@
 
 use super::{SubmittedJob, store};
 use std::collections::{BTreeMap, BTreeSet};
+use tidemill_meta::jobs::records;
 use tidemill_meta::jobs::spec::{StoredOrigin, StoredShare};
-use tidemill_meta::jobs::{records, view};
+use tidemill_meta::jobs::view::{self, StartedTasks};
 use tidemill_meta::lineage::original_ns;
 use tidemill_meta::{Connection, Fault, parts};
 use tidemill_model::event::{JobSpec, Origin};
@@ -100,7 +101,7 @@ fn count(labels: usize) -> u32 {
 
 /// Returns the trace of a job; `job` has no tasks yet.
 pub(crate) fn trace(db: &Connection, mut job: v1::Job) -> Result<v1::JobTrace, Fault> {
-    job.tasks = view::tasks(db, job.job, -1)?.0;
+    job.tasks = view::tasks(db, job.job, -1, &StartedTasks::default())?.0;
     let decisions = view::decisions(db, job.job)?;
     if job.policy.is_empty() {
         let asked = decisions.iter().find(|one| one.policy != "pinned");

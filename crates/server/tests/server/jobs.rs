@@ -245,6 +245,18 @@ async fn unfinished_jobs_continue_after_server_is_killed() {
     let client = running.client().await;
     let known: Vec<u64> = labels.iter().map(|(label, _)| *label).collect();
     let mut node = FakeNode::attach(&client, 0, known.clone()).await;
+    // Only the node knows that the task has started.
+    assert_eq!(
+        job(&client, reply.job).await.tasks[0].state,
+        i32::from(State::Sent)
+    );
+    node.started(first).await;
+    until(&client, reply.job, |job| {
+        job.tasks[0].state == i32::from(State::Running)
+            && job.tasks_by_state.get("running") == Some(&1)
+            && job.tasks_by_state.values().sum::<u32>() == job.tasks_total
+    })
+    .await;
     // The label ended while the server was down. The node reports the end until it is acknowledged.
     node.finished(first, success(&analyse, 5)).await;
     node.finished(first, success(&analyse, 5)).await;

@@ -15,7 +15,7 @@ use super::wakes::{COMMIT, Wakes};
 use parking_lot::Mutex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 use tokio::sync::oneshot;
@@ -58,6 +58,25 @@ impl<T> Committed<T> {
         Self { value, on_disk }
     }
 }
+
+/// Work that is part of the next transaction, whatever starts it.
+struct Rider {
+    /// The work, which runs several times if transactions are not committed.
+    work: Box<dyn FnMut(&Connection) -> Result<(), Fault> + Send>,
+    /// Function to call after the commit.
+    done: Box<dyn FnOnce() + Send>,
+}
+
+/// Work that waits for the next transaction.
+type Riders = Arc<Mutex<Vec<Rider>>>;
+
+/// State that the writing connection shares with the database.
+type WriterShares<'a> = (
+    &'a WriteFailure,
+    &'a Arc<Wakes>,
+    &'a Riders,
+    &'a Arc<AtomicU64>,
+);
 
 /// End of a transaction: whether SQLite committed the transaction and, if any caller asked for a sync, whether the sync succeeded.
 struct TransactionEnd {
@@ -134,6 +153,9 @@ pub struct Database {
     writing: Arc<Mutex<Option<WritingConnection>>>,
     /// Number of pieces of work in the writer's queue.
     waiting: Arc<AtomicUsize>,
+    riders: Riders,
+    /// Number of committed pieces of work.
+    commits: Arc<AtomicU64>,
     trouble: WriteFailure,
     /// Whether the device of the database's directory is nearly full.
     low: Arc<AtomicBool>,
@@ -169,6 +191,10 @@ struct WritingConnection {
     wakes: Arc<Wakes>,
     /// Number of rows changed on this connection at the last commit.
     changed: u64,
+    riders: Riders,
+    /// Work of `riders` in the current transaction.
+    carried: Vec<Rider>,
+    commits: Arc<AtomicU64>,
     /// Reserved space for the database; `None` in memory and on a small device.
     reserve: Option<DatabaseReserve>,
     #[cfg(test)]
@@ -201,9 +227,9 @@ impl Database {
         let wal = Some(PathBuf::from(wal));
         let low = Arc::default();
         let reserve = DatabaseReserve::new(path, &low);
-        let wakes = Arc::default();
-        let writing =
-            WritingConnection::new((connection, committing), wal, (&trouble, &wakes), reserve);
+        let (riders, commits, wakes) = (Riders::default(), Arc::default(), Arc::default());
+        let shared = (&trouble, &wakes, &riders, &commits);
+        let writing = WritingConnection::new((connection, committing), wal, shared, reserve);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
             let (writing, waiting) = (writing.clone(), waiting.clone());
@@ -216,6 +242,8 @@ impl Database {
             writer: Mutex::new(Some(writer)),
             writing,
             waiting,
+            riders,
+            commits,
             trouble,
             low,
             reads: AccessLimits::new(READERS - 1, READERS_EACH),
@@ -247,9 +275,9 @@ impl Database {
             Err(error) => return Err((connection.sql, error)),
         };
         let trouble = WriteFailure::default();
-        let wakes = Arc::default();
-        let writing =
-            WritingConnection::new((connection, committing), None, (&trouble, &wakes), None);
+        let (riders, commits, wakes) = (Riders::default(), Arc::default(), Arc::default());
+        let shared = (&trouble, &wakes, &riders, &commits);
+        let writing = WritingConnection::new((connection, committing), None, shared, None);
         let database = Self {
             queue: Mutex::default(),
             readers: Vec::new(),
@@ -257,6 +285,8 @@ impl Database {
             writer: Mutex::default(),
             writing,
             waiting: Arc::default(),
+            riders,
+            commits,
             trouble,
             low: Arc::default(),
             reads: AccessLimits::new(READERS - 1, READERS_EACH),
@@ -357,6 +387,25 @@ impl Database {
         work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
     ) -> Result<T, Fault> {
         Ok(self.write_durable(false, work).await?.value)
+    }
+
+    /// Adds work to the next transaction, without a transaction of its own, and calls `done` after the commit. A killed server loses the
+    /// work, so something must repeat it.
+    pub fn ride(
+        &self,
+        work: impl FnMut(&Connection) -> Result<(), Fault> + Send + 'static,
+        done: impl FnOnce() + Send + 'static,
+    ) {
+        self.riders.lock().push(Rider {
+            work: Box::new(work),
+            done: Box::new(done),
+        });
+    }
+
+    /// Returns the number of pieces of work that were committed since the database was opened, without the work of [`Self::ride`]. If the
+    /// number is the same as before an earlier read, the database has not changed since that read.
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Acquire)
     }
 
     /// Runs work as [`Self::write`] does, for threads outside the runtime.
@@ -599,7 +648,7 @@ impl WritingConnection {
     fn new(
         (connection, committing): (Connection, Arc<AtomicBool>),
         wal: Option<PathBuf>,
-        (trouble, wakes): (&WriteFailure, &Arc<Wakes>),
+        (trouble, wakes, riders, commits): WriterShares<'_>,
         reserve: Option<DatabaseReserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
@@ -612,6 +661,9 @@ impl WritingConnection {
             doubtful: false,
             trouble: trouble.clone(),
             failing: false,
+            riders: riders.clone(),
+            carried: Vec::new(),
+            commits: commits.clone(),
             reserve,
             #[cfg(test)]
             syncs: 0,
@@ -624,7 +676,7 @@ impl WritingConnection {
         durable: bool,
         work: impl FnOnce(&Connection) -> Result<T, Fault>,
     ) -> Result<Committed<T>, Fault> {
-        self.begin().map_err(|error| self.lost(error.into()))?;
+        self.begin().map_err(|cause| self.lost(cause))?;
         // A failed operation rolls back only itself; an error that breaks the whole piece ends the transaction.
         let result = work(&self.connection);
         let result = unless_ended(&self.connection, result).map_err(|cause| self.lost(cause))?;
@@ -635,7 +687,7 @@ impl WritingConnection {
                 return Err(fault);
             }
         };
-        self.commit().map_err(|error| self.lost(error.into()))?;
+        self.commit(1).map_err(|error| self.lost(error.into()))?;
         let synced = if durable { self.sync() } else { Ok(()) };
         Ok(Committed::new(value, durable, &synced))
     }
@@ -670,7 +722,7 @@ impl WritingConnection {
                 pieces.extend(more(done));
             }
         }
-        self.commit()?;
+        self.commit(done)?;
         let durable = pieces.iter().any(|piece| piece.durable());
         let synced = if durable { self.sync() } else { Ok(()) };
         Ok(TransactionEnd {
@@ -692,7 +744,8 @@ impl WritingConnection {
         fault
     }
 
-    fn begin(&mut self) -> rusqlite::Result<()> {
+    /// Begins a transaction with the work that waits for one.
+    fn begin(&mut self) -> Result<(), Cause> {
         // A transaction is still open if its rollback failed before.
         if !self.connection.sql.is_autocommit() {
             self.connection.sql.execute_batch("ROLLBACK")?;
@@ -700,10 +753,22 @@ impl WritingConnection {
         if let Some(reserve) = &mut self.reserve {
             reserve.look(&self.connection);
         }
-        execute(&self.connection, "BEGIN IMMEDIATE").map(drop)
+        execute(&self.connection, "BEGIN IMMEDIATE")?;
+        self.carried.append(&mut self.riders.lock());
+        let mut carried = std::mem::take(&mut self.carried);
+        let connection = &self.connection;
+        let done = carried.iter_mut().try_for_each(|rider| {
+            if let Err(fault) = unless_ended(connection, savepoint(connection, &mut rider.work))? {
+                fault.log_delay("work without a transaction of its own is dropped");
+            }
+            Ok(())
+        });
+        self.carried = carried;
+        done
     }
 
-    fn commit(&mut self) -> rusqlite::Result<()> {
+    /// Commits the transaction, which contains this number of pieces of work.
+    fn commit(&mut self, pieces: usize) -> rusqlite::Result<()> {
         self.committing.store(true, Ordering::Relaxed);
         let committed = execute(&self.connection, "COMMIT");
         self.committing.store(false, Ordering::Relaxed);
@@ -711,6 +776,10 @@ impl WritingConnection {
             self.roll_back();
             return committed.map(drop);
         }
+        for rider in self.carried.drain(..) {
+            (rider.done)();
+        }
+        self.commits.fetch_add(pieces as u64, Ordering::Release);
         if std::mem::take(&mut self.failing) {
             tracing::info!("the database can store changes again");
             *self.trouble.lock() = None;
@@ -918,6 +987,36 @@ mod tests {
             database.write_blocking(insert(99)),
             Err(Fault::Closed)
         ));
+    }
+
+    #[test]
+    fn work_without_transaction_is_part_of_the_next_committed_one() {
+        let (_directory, database) = open();
+        let done = Arc::new(AtomicUsize::new(0));
+        let ride = |id: i64| {
+            let done = done.clone();
+            let told = move || {
+                done.fetch_add(1, Ordering::Relaxed);
+            };
+            database.ride(move |db| insert(id)(db), told);
+        };
+        ride(1);
+        assert_eq!((database.kept(), database.commits()), (vec![], 0));
+        for trip in [FailingStep::Begin, FailingStep::Commit] {
+            database.trip(trip);
+            database.write_here(false, insert(2)).unwrap_err();
+            database.write_blocking(insert(3)).unwrap_err();
+            database.repair();
+            assert_eq!((database.kept(), done.load(Ordering::Relaxed)), (vec![], 0));
+        }
+        database.write_blocking(insert(4)).unwrap();
+        assert_eq!((database.kept(), database.commits()), (vec![1, 4], 1));
+        // Work that fails is dropped alone.
+        ride(4);
+        ride(5);
+        database.write_here(false, insert(6)).unwrap();
+        assert_eq!(database.kept(), [1, 4, 5, 6]);
+        assert_eq!(done.load(Ordering::Relaxed), 3);
     }
 
     #[test]

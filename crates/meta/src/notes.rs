@@ -1,7 +1,7 @@
 //! Notes about inodes for nodes: this module records which notes are to be sent, and builds them (next: `server/src/notes.rs`).
 //!
-//! A note describes the state of an inode at the time of sending, not the change. The transaction that reads the state also takes the
-//! note's number, so of two notes about an inode the note with the higher number has the later state.
+//! A note describes the state of an inode at the time of sending, not the change. The server reads the states of notes one after the other
+//! and numbers the notes in the same order, so of two notes about an inode the note with the higher number has the later state.
 
 use super::fault::Fault;
 use super::paths::path_of;
@@ -13,22 +13,36 @@ use super::{attribute, ids, multi_writer, parts, tree};
 use crate::Connection;
 use crate::query;
 use rusqlite::{OptionalExtension, params};
+use std::collections::BTreeMap;
+use std::ops::Range;
 use tidemill_wire::v1::{self, Kind};
 
 /// Value of the column `node` for a note to all nodes: every node stores notes about inodes without an object.
 const ALL: i64 = NO_NODE;
 /// Maximum number of rows in one batch of notes.
 const ROWS_MAX: u32 = 1000;
+/// Number of change numbers in one reserved block.
+const NUMBERS: u64 = 1 << 14;
 /// Maximum number of bytes of names and attributes in one batch of notes, not counting the last note.
 const BYTES_MAX: usize = 4 << 20;
 
-/// Rows from which a batch of notes was built.
+/// Rows of notes to one node: each inode, and the number of its changes up to the note.
+pub type NoteRows = BTreeMap<u64, u64>;
+
+/// Next batch of notes for a node.
 #[derive(Debug)]
-pub struct NoteRows {
-    /// Each inode, and the number of its changes up to the batch.
-    pub rows: Vec<(u64, u64)>,
-    /// Highest change number in the batch.
-    pub last: u64,
+pub enum NextNotes {
+    /// No notes wait.
+    Nothing,
+    /// Notes wait, but the given numbers can't be used: [`reserve`] must reserve others first.
+    NoNumbers,
+    /// The notes, numbered in the order of their rows.
+    Notes {
+        /// Rows from which the notes were built.
+        rows: NoteRows,
+        /// Notes to send.
+        notes: Vec<v1::NameNote>,
+    },
 }
 
 /// Records that an inode changed or was deleted, so that the nodes that know the inode receive a note.
@@ -104,7 +118,7 @@ pub fn spread(db: &Connection) -> Result<(), Fault> {
 }
 
 /// Deletes the rows of notes that a node has confirmed.
-pub fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<(), Fault> {
+pub fn done(db: &Connection, node: u32, rows: &NoteRows) -> Result<(), Fault> {
     let sql = "DELETE FROM note WHERE node = ?1 AND ino = ?2 AND changes = ?3";
     let mut statement = db.sql.prepare_cached(sql)?;
     for (ino, changes) in rows {
@@ -113,47 +127,65 @@ pub fn done(db: &Connection, node: u32, rows: &[(u64, u64)]) -> Result<(), Fault
     Ok(())
 }
 
+/// Reserves numbers for notes.
+pub fn reserve(db: &Connection) -> Result<Range<u64>, Fault> {
+    let first = ids::reserve(db, "change", NUMBERS)?;
+    Ok(first..first + NUMBERS)
+}
+
 /// Deletes the rows of notes to a node that was removed from the cluster.
 pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
     db.sql.execute("DELETE FROM note WHERE node = ?1", [node])?;
     Ok(())
 }
 
-/// Returns the next batch of notes for a node; `None` if no notes wait.
-pub fn take(db: &Connection, node: u32) -> Result<Option<(NoteRows, Vec<v1::NameNote>)>, Fault> {
+/// Returns the next batch of notes for a node, without the rows that the node has confirmed and that are not deleted yet. The batch uses the
+/// first of `numbers`, unless a node has raised the counter of numbers since their reservation.
+pub fn next(
+    db: &Connection,
+    node: u32,
+    (confirmed, numbers): (&NoteRows, &Range<u64>),
+) -> Result<NextNotes, Fault> {
     let sql = "SELECT ino, changes FROM note WHERE node = ?1 ORDER BY ino LIMIT ?2";
     let mut statement = db.sql.prepare_cached(sql)?;
-    let rows = statement.query_map(params![node, ROWS_MAX], |row| {
+    let confirmed_rows = u32::try_from(confirmed.len()).unwrap_or(u32::MAX);
+    let limit = ROWS_MAX.saturating_add(confirmed_rows);
+    let found = statement.query_map(params![node, limit], |row| {
         let number = |at| query::unsigned(row, at);
         Ok((number(0)?, number(1)?))
     })?;
-    let mut rows = rows.collect::<Result<Vec<_>, _>>()?;
-    let (mut notes, mut bytes) = (Vec::new(), 0);
-    for (ino, _) in &rows {
-        let note = note(db, *ino, node)?;
-        bytes += note.target.len() + note.path.len();
-        bytes += note.places.iter().map(|one| one.name.len()).sum::<usize>();
-        bytes += note.xattrs.iter().map(|one| one.value.len()).sum::<usize>();
-        bytes += note.rule.as_ref().map_or(0, |rule| rule.text.len());
-        bytes += note
-            .layout
-            .as_ref()
-            .map_or(0, |layout| layout.extents.len());
+    let mut found = found.collect::<Result<Vec<_>, _>>()?;
+    found.retain(|(ino, changes)| confirmed.get(ino) != Some(changes));
+    if found.is_empty() {
+        return Ok(NextNotes::Nothing);
+    }
+    let left = numbers.end - numbers.start;
+    if ids::next(db, "change")? != numbers.end || left < found.len() as u64 {
+        return Ok(NextNotes::NoNumbers);
+    }
+    let (mut rows, mut notes, mut bytes) = (NoteRows::new(), Vec::new(), 0);
+    for (change, (ino, changes)) in numbers.clone().zip(found) {
+        let mut note = note(db, ino, node)?;
+        note.change = change;
+        bytes += size_of(&note);
+        rows.insert(ino, changes);
         notes.push(note);
         if bytes > BYTES_MAX {
             break;
         }
     }
-    if notes.is_empty() {
-        return Ok(None);
-    }
-    rows.truncate(notes.len());
-    let first = ids::reserve(db, "change", notes.len() as u64)?;
-    for (change, note) in (first..).zip(&mut notes) {
-        note.change = change;
-    }
-    let last = first + notes.len() as u64 - 1;
-    Ok(Some((NoteRows { rows, last }, notes)))
+    Ok(NextNotes::Notes { rows, notes })
+}
+
+/// Returns the number of bytes of a note's names and attributes.
+fn size_of(note: &v1::NameNote) -> usize {
+    let layout = note.layout.as_ref();
+    note.target.len()
+        + note.path.len()
+        + note.places.iter().map(|one| one.name.len()).sum::<usize>()
+        + note.xattrs.iter().map(|one| one.value.len()).sum::<usize>()
+        + note.rule.as_ref().map_or(0, |rule| rule.text.len())
+        + layout.map_or(0, |layout| layout.extents.len())
 }
 
 /// Returns the note for a node with an inode's present state.

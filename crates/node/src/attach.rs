@@ -158,6 +158,7 @@ fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
         .iter()
         .flat_map(crate::notes::objects_of)
         .collect();
+    let count = notes.notes.len();
     let put = move |db: &rusqlite::Connection| {
         let mut wrong = Vec::new();
         for note in &notes.notes {
@@ -168,8 +169,13 @@ fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
     let db = daemon.parts().db.clone();
     let runtime = tokio::runtime::Handle::current();
     // The server sends a note once, and files are uploaded to the backend only after their notes.
-    let durable = daemon.parts().backend.is_some();
-    db.submit(durable, put, move |kept| match kept {
+    let backend = daemon.parts().backend.as_ref();
+    let urgency = crate::notes::Urgency {
+        count,
+        durable: backend.is_some(),
+        awaited: backend.is_some_and(|backend| backend.any_not_uploaded(&about)),
+    };
+    crate::notes::keep(&db, urgency, put, move |kept| match kept {
         Ok((change, wrong)) => {
             if !wrong.is_empty() {
                 let daemon = Arc::clone(&daemon);

@@ -456,6 +456,7 @@ impl Daemon {
                 self.look_for_programs().await;
             }
             if attributes == kept && !prune {
+                self.parts().db.flush();
                 continue;
             }
             let rows = attributes.clone();

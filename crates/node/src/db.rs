@@ -11,6 +11,7 @@ use rusqlite::config::DbConfig;
 use std::fs::File;
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use tokio::sync::oneshot;
 
@@ -22,6 +23,9 @@ const GROUP_MAX: usize = 2000;
 
 /// Maximum number of prepared statements that each connection keeps.
 const STATEMENTS_MAX: usize = 256;
+
+/// Maximum number of changes that wait for the commit of another change.
+const RIDERS_MAX: usize = 1000;
 
 /// Number of connections for reading; an additional reader waits.
 const READERS: usize = 2;
@@ -178,11 +182,23 @@ pub enum DbError {
 pub struct Db {
     path: Arc<Path>,
     writes: mpsc::Sender<DbMessage>,
+    riders: Arc<Riders>,
+    commits: Arc<AtomicU64>,
     readers: Arc<[SharedConnection]>,
     writer: Arc<Mutex<Option<std::thread::JoinHandle<()>>>>,
     left: Arc<SpaceState>,
     /// File that stays open until the last connection is closed; see [`reserve::hold_index`].
     _index: Option<Arc<File>>,
+}
+
+/// Changes that wait for the commit of another change.
+#[derive(Default)]
+struct Riders(Mutex<Vec<Box<dyn GroupedChange>>>);
+
+impl std::fmt::Debug for Riders {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Riders").field(&self.0.lock().len()).finish()
+    }
 }
 
 /// SQLite connection that several threads use one after the other.
@@ -193,6 +209,7 @@ pub type SharedConnection = Arc<Mutex<Connection>>;
 pub struct DbWriter {
     connection: SharedConnection,
     incoming: mpsc::Receiver<DbMessage>,
+    riders: Arc<Riders>,
     /// Reserved disk space; `None` for a database without a file.
     reserve: Option<ReserveKeeper>,
     left: Arc<SpaceState>,
@@ -316,6 +333,7 @@ impl Db {
         index: Option<Arc<File>>,
     ) -> (Self, DbWriter) {
         let (writes, incoming) = mpsc::channel();
+        let riders = Arc::<Riders>::default();
         let left = reserve
             .as_ref()
             .map(ReserveKeeper::left)
@@ -323,6 +341,8 @@ impl Db {
         let db = Self {
             path: path.into(),
             writes,
+            riders: Arc::clone(&riders),
+            commits: Arc::default(),
             readers,
             writer: Arc::default(),
             left: Arc::clone(&left),
@@ -331,6 +351,7 @@ impl Db {
         let writer = DbWriter {
             connection,
             incoming,
+            riders,
             reserve,
             left,
             changes: 0,
@@ -358,11 +379,49 @@ impl Db {
             result: None,
             done,
         };
+        self.commits.fetch_add(1, Ordering::Relaxed);
         if let Err(mpsc::SendError(DbMessage::Change(job))) =
             self.writes.send(DbMessage::Change(Box::new(job)))
         {
             job.done(Ok(()));
         }
+    }
+
+    /// Adds a change to the next commit, without a commit of its own: the change waits for another change or for [`Self::flush`]. The writer
+    /// calls `done` as for [`Self::submit`]. A killed process loses the change, so something must repeat it.
+    pub fn ride<T, F, D>(&self, durable: bool, change: F, done: D)
+    where
+        T: Send + 'static,
+        F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
+        D: FnOnce(Result<T, DbError>) + Send + 'static,
+    {
+        let rider = QueuedChange {
+            durable,
+            change: Some(change),
+            result: None,
+            done,
+        };
+        let waiting = {
+            let mut riders = self.riders.0.lock();
+            riders.push(Box::new(rider));
+            riders.len()
+        };
+        if waiting >= RIDERS_MAX {
+            self.flush();
+        }
+    }
+
+    /// Commits the changes that wait for another change, if there are any.
+    pub fn flush(&self) {
+        if !self.riders.0.lock().is_empty() {
+            self.submit(false, |_| Ok(()), drop);
+        }
+    }
+
+    /// Returns the number of changes that asked for a commit so far. Changes that wait for others ask for none.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.commits.load(Ordering::Relaxed)
     }
 
     /// Applies a change and waits until it is committed.
@@ -421,6 +480,7 @@ impl Db {
     /// Commits the waiting changes and ends the writer. Later changes fail.
     pub fn stop(&self) {
         if let Some(writer) = self.writer.lock().take() {
+            self.flush();
             // An error means that the writer has already ended.
             let _ = self.writes.send(DbMessage::Stop);
             let _ = writer.join();
@@ -502,7 +562,8 @@ impl DbWriter {
 
     fn group(&mut self, first: Box<dyn GroupedChange>) -> ControlFlow<()> {
         let mut flow = ControlFlow::Continue(());
-        let mut group = vec![first];
+        let mut group = std::mem::take(&mut *self.riders.0.lock());
+        group.push(first);
         while group.len() < GROUP_MAX {
             match self.incoming.try_recv() {
                 Ok(DbMessage::Change(change)) => group.push(change),
@@ -639,6 +700,43 @@ mod tests {
         ));
         let again = Db::open(&directory.path().join("node.db")).unwrap();
         assert_eq!(ids(&again).len(), 100);
+    }
+
+    #[test]
+    fn change_without_urgency_waits_for_another_change() {
+        let disk = Arc::new(Mutex::new(Connection::open_in_memory().unwrap()));
+        let (db, mut writer) = Db::without_thread(disk).unwrap();
+        let (told, heard) = mpsc::channel();
+        let ride = |id: i64| {
+            let told = told.clone();
+            db.ride(false, insert(id), move |result| {
+                told.send((id, result.is_ok())).unwrap();
+            });
+        };
+        ride(1);
+        assert!(!writer.turn() && db.commits() == 0);
+        db.submit(false, insert(2), drop);
+        assert!(writer.turn());
+        assert_eq!((ids(&db), db.commits()), (vec![1, 2], 1));
+        // Each change fails or succeeds alone.
+        ride(2);
+        ride(3);
+        db.flush();
+        assert!(writer.turn());
+        assert_eq!(ids(&db), [1, 2, 3]);
+        db.flush();
+        assert!(!writer.turn(), "nothing waits");
+        let all: Vec<_> = heard.try_iter().collect();
+        assert_eq!(all, [(1, true), (2, false), (3, true)]);
+    }
+
+    #[test]
+    fn stop_commits_changes_that_wait_for_others() {
+        let (directory, db) = open();
+        db.ride(true, insert(1), drop);
+        db.stop();
+        let again = Db::open(&directory.path().join("node.db")).unwrap();
+        assert_eq!(ids(&again), [1]);
     }
 
     /// Returns the value of the row `log` in a copy of the database file alone, without its write-ahead log.

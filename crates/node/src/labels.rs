@@ -56,7 +56,9 @@ struct LabelsState {
     seq: u64,
     /// Ended labels whose outcomes could not be stored in the database yet.
     unkept: Vec<(LabelId, Arc<LabelEffects>)>,
-    /// Acknowledged labels whose acknowledgement could not be stored in the database yet.
+    /// Labels whose outcomes the server has stored. The database does not have the acknowledgement yet.
+    acknowledged: BTreeSet<LabelId>,
+    /// The acknowledged labels whose acknowledgement could not be stored.
     unacknowledged: Vec<LabelId>,
     stopping: bool,
 }
@@ -83,6 +85,7 @@ impl LabelsState {
             reused: BTreeSet::new(),
             seq: 0,
             unkept: Vec::new(),
+            acknowledged: BTreeSet::new(),
             unacknowledged: Vec::new(),
             stopping: false,
         }
@@ -261,15 +264,17 @@ impl NodeLabels {
             .submit(false, |_| Ok(()), move |_| labels.on_reschedule(label));
     }
 
-    /// Records that the server has stored the outcomes of these labels.
+    /// Records that the server has stored the outcomes of these labels. The record needs no commit of its own: a restarted node reports an
+    /// outcome again whose acknowledgement was lost.
     pub fn acknowledge(self: &Arc<Self>, ids: Vec<LabelId>) {
+        self.state.lock().acknowledged.extend(&ids);
         let labels = Arc::clone(self);
         let acked = ids.clone();
         let change = move |connection: &rusqlite::Connection| {
             records::ack_labels(connection, &acked)?;
             Ok(())
         };
-        self.db.submit(false, change, move |result| {
+        self.db.ride(false, change, move |result| {
             if let Err(error) = result {
                 tracing::warn!(%error, "acknowledgements of labels can't be stored yet");
                 labels.state.lock().unacknowledged.extend(ids);
@@ -277,6 +282,7 @@ impl NodeLabels {
             }
             let mut state = labels.state.lock();
             for id in ids {
+                state.acknowledged.remove(&id);
                 state.queue.acknowledge(id);
             }
         });
@@ -306,7 +312,11 @@ impl NodeLabels {
     /// # Errors
     /// If the database can't be read.
     pub fn known(&self) -> Result<Vec<LabelRecord>, DbError> {
-        self.db.read(records::open_labels)
+        // A label that leaves the list of acknowledged labels has left the database's list before.
+        let acknowledged = self.state.lock().acknowledged.clone();
+        let mut known = self.db.read(records::open_labels)?;
+        known.retain(|record| !acknowledged.contains(&record.id));
+        Ok(known)
     }
 
     /// Returns the highest ids that the node has stored.
@@ -889,7 +899,41 @@ mod tests {
         assert!(reported.try_recv().is_ok());
         assert!(labels.known().unwrap()[0].outcome.is_some());
         labels.acknowledge(vec![id]);
-        assert!(writer.turn());
+        assert!(
+            !writer.turn(),
+            "an acknowledgement needs no commit of its own"
+        );
         assert_eq!(labels.known().unwrap(), []);
+    }
+
+    /// The node is killed before and after the commit that has the acknowledgement.
+    #[test]
+    fn acknowledgement_is_stored_with_next_label_or_outcome_is_reported_again() {
+        let disk = in_memory();
+        let (labels, mut writer, _reported) = opened(&disk);
+        labels.accept(vec![label(7)]);
+        assert!(writer.turn());
+        let (id, _) = labels.try_next(Lane::Remove).unwrap();
+        let failed = failed(Time(1), FailureKind::Exit(1), String::new());
+        assert!(labels.end(id, LabelEffects::without_effect(failed)));
+        assert!(writer.turn());
+        labels.acknowledge(vec![id]);
+
+        let (labels, mut writer, mut reported) = opened(&disk);
+        labels.report().unwrap();
+        let again = reported.try_recv().unwrap().message;
+        let Some(v1::from_node::Message::Finished(finished)) = again else {
+            panic!("{again:?}");
+        };
+        assert_eq!(finished.label, 7);
+        labels.acknowledge(vec![id]);
+        labels.accept(vec![label(8)]);
+        assert!(writer.turn());
+
+        let (labels, _writer, mut reported) = opened(&disk);
+        labels.report().unwrap();
+        assert!(reported.try_recv().is_err());
+        let known: Vec<LabelId> = labels.known().unwrap().iter().map(|one| one.id).collect();
+        assert_eq!(known, [LabelId(8)]);
     }
 }

@@ -5,6 +5,7 @@
 //!
 //! A note also states the attributes of the objects of a file. After a note, only the server sets these attributes.
 
+use crate::db::{Db, DbError};
 use crate::records::{attribute, has_object, note_change, set_attribute};
 use prost::Message as _;
 use rusqlite::{Connection, Result, params};
@@ -13,6 +14,34 @@ use tidemill_model::display::escaped;
 use tidemill_model::id::{Inode, ObjectId};
 use tidemill_model::layout::PartOf;
 use tidemill_wire::v1;
+
+/// Maximum number of notes in a message that waits for the commit of another change.
+const RIDING_MAX: usize = 64;
+
+/// Urgency of the commit of a message with notes.
+#[derive(Clone, Copy, Debug)]
+pub struct Urgency {
+    /// Number of notes in the message.
+    pub count: usize,
+    /// Whether the notes must survive power loss before the server learns that the node has stored them.
+    pub durable: bool,
+    /// Whether other work of the node waits for the notes.
+    pub awaited: bool,
+}
+
+/// Stores the notes of a message with `put`, and calls `done` with the result. A few notes wait for the commit of another change. Many
+/// notes, and notes for which other work waits, have a commit of their own.
+pub fn keep<T: Send + 'static>(
+    db: &Db,
+    urgency: Urgency,
+    put: impl FnOnce(&Connection) -> Result<T> + Send + 'static,
+    done: impl FnOnce(std::result::Result<T, DbError>) + Send + 'static,
+) {
+    match urgency.awaited || urgency.count > RIDING_MAX {
+        true => db.submit(urgency.durable, put, done),
+        false => db.ride(urgency.durable, put, done),
+    }
+}
 
 /// Stores notes, unless the database has a later note about the same inode. Returns the highest change number among the notes.
 ///

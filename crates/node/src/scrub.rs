@@ -12,8 +12,11 @@ use crate::labels::{Live, NodeLabels, failed};
 use crate::records::{self, Hash, ObjectChecksum};
 use crate::store::{ReadAt, ReadableObject, StoreError};
 use crate::task::{LabelEffects, now};
+use parking_lot::Mutex;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_model::id::ObjectId;
 use tidemill_model::label::{Corrupt, FailureKind};
@@ -574,7 +577,7 @@ pub(crate) fn verify(
     outcome.result = ended;
     outcome.end = now();
     LabelEffects {
-        label: Some(std::sync::Arc::clone(&live.label)),
+        label: Some(Arc::clone(&live.label)),
         ..LabelEffects::without_effect(outcome)
     }
 }
@@ -589,6 +592,7 @@ pub(crate) fn lower_priority() {
 pub(crate) fn hash_continuously(parts: &ExecutorParts, labels: &NodeLabels) {
     lower_priority();
     let mut written = parts.counters.written_bytes();
+    let kept = Arc::default();
     let mut more = false;
     while !labels.pause(if more { Duration::ZERO } else { PERIOD }) {
         // Writers of many files have priority, too.
@@ -597,7 +601,7 @@ pub(crate) fn hash_continuously(parts: &ExecutorParts, labels: &NodeLabels) {
             continue;
         }
         let mut pace = ScrubPace::new(Some((labels, parts.rate())), &never);
-        more = match hash_some(parts, &mut pace) {
+        more = match hash_some(parts, &kept, &mut pace) {
             Ok(more) => more,
             Err(error) => {
                 tracing::warn!(%error, "objects can't be hashed now");
@@ -607,9 +611,19 @@ pub(crate) fn hash_continuously(parts: &ExecutorParts, labels: &NodeLabels) {
     }
 }
 
-/// Hashes the next objects that have no hash. Returns whether more objects without a hash may exist.
-fn hash_some(parts: &ExecutorParts, pace: &mut ScrubPace<'_>) -> Result<bool, ScrubError> {
-    let objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
+/// Hashed objects whose hashes wait for a commit.
+type HashedObjects = Arc<Mutex<BTreeSet<ObjectId>>>;
+
+/// Hashes the next objects that have no hash. Returns whether more objects without a hash may exist. A hash needs no commit of its own,
+/// since a restarted node hashes the object again.
+fn hash_some(
+    parts: &ExecutorParts,
+    kept: &HashedObjects,
+    pace: &mut ScrubPace<'_>,
+) -> Result<bool, ScrubError> {
+    let mut objects = parts.db.read(|db| records::unhashed(db, BATCH_MAX))?;
+    let full = objects.len() >= BATCH_MAX as usize;
+    objects.retain(|object| !kept.lock().contains(object));
     let mut hashes = Vec::with_capacity(objects.len());
     for &object in &objects {
         let Some(sum) = parts.db.read(|db| records::sum(db, object))? else {
@@ -623,14 +637,23 @@ fn hash_some(parts: &ExecutorParts, pace: &mut ScrubPace<'_>) -> Result<bool, Sc
             Err(HashProblem::Unknown(why)) => return Err(ScrubError::Read(object, why)),
         }
     }
-    let full = objects.len() >= BATCH_MAX as usize;
+    let hashed: Vec<ObjectId> = hashes.iter().map(|(object, _)| *object).collect();
     let keep = move |db: &rusqlite::Connection| {
         for (object, hash) in &hashes {
             records::set_hash(db, *object, hash)?;
         }
         Ok(())
     };
-    parts.db.write_blocking(false, keep)?;
+    if full {
+        parts.db.write_blocking(false, keep)?;
+    } else if !hashed.is_empty() {
+        kept.lock().extend(&hashed);
+        let kept = Arc::clone(kept);
+        // If the hashes can't be stored, the objects are hashed again.
+        parts.db.ride(false, keep, move |_| {
+            kept.lock().retain(|object| !hashed.contains(object));
+        });
+    }
     Ok(full)
 }
 

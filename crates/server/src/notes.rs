@@ -3,16 +3,18 @@
 //!
 //! Each change of an inode only writes a row in the table `note` in its own transaction. This module processes the rows in the background,
 //! one batch per node at a time: it reads the rows, numbers and sends the notes, and deletes the rows when the node has stored the notes. A
-//! row that was changed in the meantime stays.
+//! row that was changed in the meantime stays. Neither the numbers nor the deletion need a transaction of their own: the numbers come from
+//! a reserved block, and the deletion is part of the next transaction. A restarted server sends the notes of rows that remain again.
 
 use crate::chores::{Chore, Due, Step};
 use crate::cluster::Cluster;
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
-use tidemill_meta::notes::{self, NoteRows};
+use tidemill_meta::notes::{self, NextNotes, NoteRows};
 use tidemill_meta::wakes::{COMMIT, NODES, NOTED, Wakes};
 use tidemill_meta::{Connection, Fault};
 use tidemill_model::timers::Signals;
@@ -21,6 +23,8 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 /// Time for which the first change waits for others, so that a busy namespace collects many. A second change of the same inode within
 /// this time causes no second note.
 const GATHER_NS: i64 = 500_000_000;
+/// Number of rows of confirmed notes to one node that wait for no other transaction.
+const CONFIRMED_MAX: usize = 1000;
 /// Shortest time between two looks at the rows.
 const REST: Duration = Duration::from_millis(50);
 
@@ -47,7 +51,7 @@ impl NotedChanges {
 
     fn has(&self, sent: &SentBatch, node: u32) -> bool {
         let last = self.last.lock().get(&node).copied();
-        last.is_some_and(|(epoch, change)| epoch == sent.epoch && change >= sent.batch.last)
+        last.is_some_and(|(epoch, change)| epoch == sent.epoch && change >= sent.last)
     }
 }
 
@@ -55,14 +59,41 @@ impl NotedChanges {
 #[derive(Debug)]
 struct SentBatch {
     epoch: u64,
-    batch: NoteRows,
+    rows: NoteRows,
+    /// Highest number in the batch.
+    last: u64,
+}
+
+/// Notes to one node.
+#[derive(Debug, Default)]
+struct NodeNotes {
+    sent: Option<SentBatch>,
+    /// Rows of confirmed notes that the next transaction deletes.
+    confirmed: Arc<Mutex<NoteRows>>,
+    /// Number of commits before a look that found no notes.
+    looked: Option<u64>,
+}
+
+impl NodeNotes {
+    /// Deletes the rows of confirmed notes with the next transaction.
+    fn delete(&self, database: &Database, node: u32, rows: NoteRows) {
+        self.confirmed.lock().extend(&rows);
+        let (confirmed, deleted) = (self.confirmed.clone(), rows.clone());
+        let done = move || {
+            let mut confirmed = confirmed.lock();
+            confirmed.retain(|ino, changes| deleted.get(ino) != Some(changes));
+        };
+        database.ride(move |db| notes::done(db, node, &rows), done);
+    }
 }
 
 /// Sends notes to nodes.
 pub(crate) struct NameNotes {
     database: Arc<Database>,
     cluster: Arc<Cluster>,
-    sent: BTreeMap<u32, SentBatch>,
+    nodes: BTreeMap<u32, NodeNotes>,
+    /// Reserved numbers of notes.
+    numbers: Range<u64>,
     /// Time at which rows were first seen that wait for others.
     gathers: Option<i64>,
     /// Nodes that are due: their rows have waited long enough, or they have confirmed a batch.
@@ -76,7 +107,8 @@ impl NameNotes {
         Self {
             database: database.clone(),
             cluster: cluster.clone(),
-            sent: BTreeMap::new(),
+            nodes: BTreeMap::new(),
+            numbers: 0..0,
             gathers: None,
             due: Vec::new(),
             for_all: false,
@@ -87,24 +119,40 @@ impl NameNotes {
         let Some(epoch) = self.cluster.epoch(node) else {
             return Ok(());
         };
-        let confirmed = |sent: &SentBatch| self.cluster.noted().has(sent, node);
-        let done = match self.sent.get(&node) {
-            Some(sent) if confirmed(sent) => sent.batch.rows.clone(),
-            Some(sent) if sent.epoch == epoch => return Ok(()),
+        let of = self.nodes.entry(node).or_default();
+        match of.sent.take() {
+            Some(sent) if self.cluster.noted().has(&sent, node) => {
+                of.delete(&self.database, node, sent.rows);
+            }
+            Some(sent) if sent.epoch == epoch => {
+                of.sent = Some(sent);
+                return Ok(());
+            }
             // The batch was lost with its connection, but its rows are still in the table.
-            _ => Vec::new(),
-        };
-        let next = move |db: &Connection| {
-            notes::done(db, node, &done)?;
-            notes::take(db, node)
-        };
-        let next = self.database.write(next).await?;
-        self.sent.remove(&node);
-        if let Some((batch, notes)) = next
-            && self.cluster.send(node, To::Notes(v1::NameNotes { notes }))
-        {
-            self.sent.insert(node, SentBatch { epoch, batch });
+            _ => {}
         }
+        if of.confirmed.lock().len() >= CONFIRMED_MAX {
+            // The transaction also deletes the rows.
+            self.database.write(|_| Ok(())).await?;
+        }
+        let commits = self.database.commits();
+        // The rows are copied before the table is read: a deleted row may be followed by a new row of the same inode.
+        let confirmed = of.confirmed.lock().clone();
+        let next = |db: &Connection| notes::next(db, node, (&confirmed, &self.numbers));
+        let mut found = self.database.read(next)?;
+        if matches!(found, NextNotes::NoNumbers) {
+            self.numbers = self.database.write(notes::reserve).await?;
+            let next = |db: &Connection| notes::next(db, node, (&confirmed, &self.numbers));
+            found = self.database.read(next)?;
+        }
+        let NextNotes::Notes { rows, notes } = found else {
+            of.looked = Some(commits);
+            return Ok(());
+        };
+        self.numbers.start += notes.len() as u64;
+        let last = self.numbers.start - 1;
+        let sent = self.cluster.send(node, To::Notes(v1::NameNotes { notes }));
+        of.sent = sent.then_some(SentBatch { epoch, rows, last });
         Ok(())
     }
 }
@@ -123,17 +171,24 @@ impl Chore for NameNotes {
     }
 
     fn due(&mut self, now: i64) -> Result<Due, Fault> {
+        let commits = self.database.commits();
         let (waiting, for_all) = self.database.read(notes::waiting)?;
         let epochs = self.cluster.epochs();
-        self.sent
-            .retain(|node, sent| epochs.get(node) == Some(&sent.epoch));
+        for (node, of) in &mut self.nodes {
+            of.sent = of
+                .sent
+                .take()
+                .filter(|sent| epochs.get(node) == Some(&sent.epoch));
+        }
         let noted = self.cluster.noted();
-        let confirmed = self
-            .sent
-            .iter()
-            .filter(|(node, sent)| noted.has(sent, **node));
+        let confirmed = self.nodes.iter().filter(|(node, of)| {
+            let mut sent = of.sent.iter();
+            sent.any(|sent| noted.has(sent, **node))
+        });
         self.due = confirmed.map(|(&node, _)| node).collect();
-        let ready = |node: &u32| epochs.contains_key(node) && !self.sent.contains_key(node);
+        let is_new = |of: &NodeNotes| of.sent.is_none() && of.looked != Some(commits);
+        let ready =
+            |node: &u32| epochs.contains_key(node) && self.nodes.get(node).is_none_or(is_new);
         let ready: Vec<u32> = waiting.into_iter().filter(ready).collect();
         self.for_all = false;
         if for_all && !epochs.is_empty() || !ready.is_empty() {

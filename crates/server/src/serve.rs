@@ -355,6 +355,12 @@ impl RunningServer {
         &self.socket
     }
 
+    /// Returns the number of changes that were committed since the start, for tests that count the commits of an operation.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.names.database().commits()
+    }
+
     /// Returns the path of the file with the cluster's token.
     #[must_use]
     pub fn token_file(&self) -> &Path {

@@ -19,7 +19,7 @@ use tidemill_model::resources::{LIGHT_MAX, Offers, ResourceLedger};
 use tidemill_node::db::{self, Db, DbWriter};
 use tidemill_node::flash_model::FlashModel;
 use tidemill_node::labels::{Live, NodeLabels, failed};
-use tidemill_node::notes;
+use tidemill_node::notes::{self, Urgency};
 use tidemill_node::records::{self, ObjectRecord};
 use tidemill_node::reports::Reports;
 use tidemill_node::task::LabelEffects;
@@ -350,6 +350,7 @@ impl SimulatedNode {
         if self.statuses.is_multiple_of(STATUSES_PER_PRUNE) {
             life.db.submit(false, records::prune_labels, |_| {});
         }
+        life.db.flush();
     }
 
     /// Handles a message of the server as the production node's connection handles it.
@@ -372,9 +373,15 @@ impl SimulatedNode {
                 .labels
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
             To::Notes(notes) => {
+                let count = notes.notes.len();
                 let change = move |connection: &Connection| notes::put(connection, &notes.notes);
                 let reports = Arc::clone(&life.reports);
-                life.db.submit(false, change, move |kept| {
+                let urgency = Urgency {
+                    count,
+                    durable: false,
+                    awaited: false,
+                };
+                notes::keep(&life.db, urgency, change, move |kept| {
                     if let Ok(change) = kept {
                         reports.send(v1::from_node::Message::Noted(v1::Noted { change }));
                     }

@@ -517,6 +517,11 @@ impl Backend {
         well
     }
 
+    /// Returns whether any of the objects is not in the external store yet.
+    pub(crate) fn any_not_uploaded(&self, objects: &[ObjectId]) -> bool {
+        objects.iter().any(|object| !self.is_far(*object))
+    }
+
     /// Handles notes of the server: objects that waited for the names of their files can now be uploaded.
     pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
         let mut known = self.known.lock();

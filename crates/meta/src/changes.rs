@@ -4,6 +4,7 @@ use super::{Change, Changed};
 use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::broadcast::error::{RecvError, TryRecvError};
 use tokio::sync::broadcast::{self, Receiver};
 use tokio::sync::{Notify, futures::Notified};
@@ -20,6 +21,7 @@ pub struct ChangeSender {
     sender: broadcast::Sender<Arc<Changed>>,
     own: Arc<SessionWatchers>,
     files: Arc<Notify>,
+    rights: Arc<AtomicBool>,
 }
 
 /// Stream of namespace changes for one watcher.
@@ -37,6 +39,7 @@ impl ChangeSender {
             sender: broadcast::channel(CHANGES_MAX).0,
             own: Arc::default(),
             files: Arc::default(),
+            rights: Arc::default(),
         }
     }
 
@@ -45,8 +48,12 @@ impl ChangeSender {
         if changed.changes.is_empty() {
             return;
         }
+        let of_rights = |change: &Change| matches!(change, Change::Rights(_));
         let of_files = |change: &Change| matches!(change, Change::Sealed(_) | Change::Moved);
-        if changed.changes.iter().any(of_files) {
+        if changed.changes.iter().any(of_rights) {
+            self.rights.store(true, Ordering::Release);
+            self.files.notify_one();
+        } else if changed.changes.iter().any(of_files) {
             self.files.notify_one();
         }
         let knowing = self.own.lock().get(&changed.session).copied();
@@ -65,9 +72,14 @@ impl ChangeSender {
         }
     }
 
-    /// Waits until a file was sealed or names were moved since the last call. Only one task may wait.
+    /// Waits until the feed has new rows or permissions have changed since the last call. Only one task may wait.
     pub fn files(&self) -> Notified<'_> {
         self.files.notified()
+    }
+
+    /// Returns whether permissions have changed since the last call. The feed has no rows about them.
+    pub fn rights_changed(&self) -> bool {
+        self.rights.swap(false, Ordering::AcqRel)
     }
 }
 

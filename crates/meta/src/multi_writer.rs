@@ -1211,9 +1211,10 @@ mod tests {
             shared.end_session(session);
         }
         let shared = bench.names.shared().clone();
-        let let_go = bench.names.database().write_blocking(move |db| {
-            parts::let_go(db, (i64::MAX, 0), |object| shared.object_held(object), 1)
-        });
+        let let_go = bench
+            .names
+            .database()
+            .write_blocking(move |db| parts::let_go(db, (i64::MAX, 0), &shared, 1));
         let_go.unwrap();
         assert_eq!(bench.removed(), [one, two]);
         let rows = bench.names.database().read(|db| {

@@ -158,6 +158,7 @@ impl Tx<'_> {
         vnode.size = 0;
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
         self.insert_version(&vnode, (vnode.uid, 0), (&path, 1))?;
+        self.feed_appeared(&vnode, &path)?;
         vnode.update(self.db)?;
         self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));

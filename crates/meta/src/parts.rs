@@ -7,6 +7,8 @@ use super::fault::Fault;
 use super::ids;
 use super::multi_writer;
 use super::placement::{self, removals, replicas};
+use super::rules;
+use super::shared::NamesShared;
 use super::transaction::Tx;
 use super::vnode::{InodeRecord, NO_NODE};
 use crate::Connection;
@@ -350,36 +352,39 @@ fn version_of(db: &Connection, part: u64) -> Result<Option<u64>, Fault> {
 fn unused(
     db: &Connection,
     due: (i64, i64),
-    held: impl Fn(u64) -> bool,
+    shared: &NamesShared,
     max: usize,
 ) -> Result<Vec<u64>, Fault> {
     let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
-               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2)";
+               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2) \
+               AND object NOT IN (SELECT object FROM feed WHERE seq > ?4)";
+    let compared = rules::position(db, shared)?;
     let mut statement = db.sql.prepare_cached(sql)?;
-    let versions = statement.query_map(params![NO_NODE, due.0, due.1], |row| unsigned(row, 0))?;
+    let versions = statement.query_map(params![NO_NODE, due.0, due.1, compared], |row| {
+        unsigned(row, 0)
+    })?;
     // A held version does not block the versions after it.
-    let free =
-        |version: &rusqlite::Result<u64>| !version.as_ref().is_ok_and(|&version| held(version));
+    let free = |version: &rusqlite::Result<u64>| {
+        !version
+            .as_ref()
+            .is_ok_and(|&version| shared.object_held(version))
+    };
     Ok(versions.filter(free).take(max).collect::<Result<_, _>>()?)
 }
 
 /// Returns whether [`let_go`] would replace any version.
-pub fn any_unused(
-    db: &Connection,
-    due: (i64, i64),
-    held: impl Fn(u64) -> bool,
-) -> Result<bool, Fault> {
-    Ok(!unused(db, due, held, 1)?.is_empty())
+pub fn any_unused(db: &Connection, due: (i64, i64), shared: &NamesShared) -> Result<bool, Fault> {
+    Ok(!unused(db, due, shared, 1)?.is_empty())
 }
 
 /// Detaches the parts of versions that are no longer used, so that the parts can be removed as single objects.
 pub fn let_go(
     db: &Connection,
     due: (i64, i64),
-    held: impl Fn(u64) -> bool,
+    shared: &NamesShared,
     now: i64,
 ) -> Result<(), Fault> {
-    for version in unused(db, due, held, LET_GO_MAX)? {
+    for version in unused(db, due, shared, LET_GO_MAX)? {
         placement::forget_parts(db, version, now)?;
         multi_writer::forget_publications(db, version)?;
         for sql in [

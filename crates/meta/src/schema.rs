@@ -57,7 +57,8 @@ const NAMES: &str = "
 CREATE TABLE setting(name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE counter(name TEXT PRIMARY KEY, next INTEGER NOT NULL) WITHOUT ROWID;
 INSERT INTO counter VALUES ('inode', 2), ('object', 1), ('label', 1), ('job', 1), ('task', 1), ('session', 1), ('change', 1),
-  ('rule', 1), ('member', 1), ('reservation', 1), ('file_event', CAST(strftime('%s', 'now') AS INTEGER) * 1000000);
+  ('rule', 1), ('member', 1), ('reservation', 1), ('feed', CAST(strftime('%s', 'now') AS INTEGER) * 1000000),
+  ('feed_of_rules', 0), ('feed_of_headers', 0);
 CREATE TABLE id_range(first_object INTEGER PRIMARY KEY, objects INTEGER NOT NULL, first_inode INTEGER NOT NULL,
   inodes INTEGER NOT NULL, uid INTEGER NOT NULL, at INTEGER NOT NULL DEFAULT 0, left INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX id_range_object ON id_range(uid, first_object);
@@ -191,8 +192,8 @@ END;
 ";
 
 // Rules and hooks. States of a rule run are `queued` 0, `waiting` 1, `running` 2, `done` 3, `failed` 4, `deleted` 5 and `loop` 6. States
-// of a batch are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of file events are microseconds since
-// the Unix epoch; the counter has the last one that was removed.
+// of a batch are `open` 0, `ending` 1, `reducing` 2, `done` 3, `failed` 4 and `empty` 5. Numbers of the feed are microseconds since the
+// Unix epoch; the counter `feed` has the last one that was deleted, `feed_of_…` the last one that a consumer has taken.
 const RULES: &str = "
 CREATE TABLE rule(rule INTEGER PRIMARY KEY, uid INTEGER NOT NULL, gid INTEGER NOT NULL, groups TEXT NOT NULL,
   name TEXT NOT NULL, revision INTEGER NOT NULL, for_all INTEGER NOT NULL, paused INTEGER NOT NULL, changed INTEGER NOT NULL,
@@ -209,7 +210,8 @@ CREATE INDEX rule_run_object ON rule_run(object) WHERE state <= 2;
 CREATE INDEX rule_run_job ON rule_run(job) WHERE state = 2;
 CREATE INDEX rule_run_batch ON rule_run(rule, batch) WHERE batch != 0;
 CREATE TABLE rule_walk(rule INTEGER NOT NULL, ino INTEGER NOT NULL, after BLOB NOT NULL, PRIMARY KEY(rule, ino)) WITHOUT ROWID;
-CREATE TABLE file_event(number INTEGER PRIMARY KEY, ino INTEGER NOT NULL, object INTEGER NOT NULL, path BLOB NOT NULL);
+CREATE TABLE feed(seq INTEGER PRIMARY KEY, kind INTEGER NOT NULL, ino INTEGER NOT NULL, object INTEGER NOT NULL,
+  by_other INTEGER NOT NULL, path BLOB NOT NULL);
 CREATE TABLE batch(rule INTEGER NOT NULL, batch INTEGER NOT NULL, state INTEGER NOT NULL, job INTEGER NOT NULL DEFAULT 0,
   begun INTEGER NOT NULL, ended INTEGER NOT NULL DEFAULT 0, error TEXT NOT NULL DEFAULT '', PRIMARY KEY(rule,
   batch)) WITHOUT ROWID;

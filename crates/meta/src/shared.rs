@@ -3,7 +3,7 @@
 
 use super::claims::Claims;
 use super::clock;
-use super::events::EventCount;
+use super::feed::FeedCount;
 use super::granted_capabilities::GrantedCapabilities;
 use super::index::headers::HeaderWake;
 use super::limits::Allowed;
@@ -69,8 +69,8 @@ pub struct NamesShared {
     pub quotas: Quotas,
     /// Rules that are triggered when a version is sealed.
     pub rules: Rules,
-    /// Limits on the stored file events.
-    pub events: EventCount,
+    /// Number of stored rows of the feed.
+    pub feed: FeedCount,
     /// Limits of each user.
     pub limits: Allowed,
     /// Signal that headers of files wait to be read.
@@ -161,7 +161,7 @@ impl NamesShared {
             bursts: Bursts::default(),
             quotas: Quotas::default(),
             rules: Rules::default(),
-            events: EventCount::default(),
+            feed: FeedCount::default(),
             limits: Allowed::default(),
             headers: HeaderWake::default(),
             low,

@@ -62,6 +62,13 @@ pub struct Tx<'a> {
     inherited: RefCell<(Option<(u64, u64)>, Inherited)>,
 }
 
+/// Symbolic links that were followed in one path: their number, and the target of the last absolute one.
+#[derive(Default)]
+struct FollowedLinks {
+    count: usize,
+    absolute: Option<Vec<u8>>,
+}
+
 /// Returns the name of a directory entry as readable text.
 pub fn shown(name: &[u8]) -> String {
     String::from_utf8_lossy(name).into_owned()
@@ -228,22 +235,31 @@ impl<'a> Tx<'a> {
 
     /// Resolves a path from the root. If the last component is a symbolic link, the link is followed only if `follow` is set.
     pub fn resolve(&self, path: &[u8], follow: bool) -> Result<InodeRecord, Fault> {
-        self.follow(path, follow, &mut None)
+        self.follow(path, follow, &mut FollowedLinks::default())
     }
 
     /// Returns the target of the last absolute symbolic link in a path. On a mount, the target is a path of the mount's host.
     pub fn absolute_link(&self, path: &[u8]) -> Option<Vec<u8>> {
-        let mut absolute = None;
+        let mut links = FollowedLinks::default();
         // Links that were followed before the lookup failed count.
-        let _ = self.follow(path, true, &mut absolute);
-        absolute
+        let _ = self.follow(path, true, &mut links);
+        links.absolute
+    }
+
+    /// Resolves a path from the root. Also returns the number of symbolic links that were followed, even if the path leads to no file.
+    pub(super) fn resolve_counting_links(
+        &self,
+        path: &[u8],
+    ) -> (Result<InodeRecord, Fault>, usize) {
+        let mut links = FollowedLinks::default();
+        (self.follow(path, true, &mut links), links.count)
     }
 
     fn follow(
         &self,
         path: &[u8],
         follow: bool,
-        absolute: &mut Option<Vec<u8>>,
+        links: &mut FollowedLinks,
     ) -> Result<InodeRecord, Fault> {
         if path.len() > PATH_MAX {
             return Err(Fault::NameTooLong(path.len()));
@@ -253,7 +269,6 @@ impl<'a> Tx<'a> {
         let mut must_be_dir = path.ends_with(b"/");
         let (mut ahead, mut known) = self.look_ahead(Inode::ROOT.0, &todo)?;
         let mut vnode = ahead.pop().ok_or_else(|| Fault::NotFound(shown(path)))?;
-        let mut links = 0;
         while let Some(name) = todo.last() {
             self.budget.look_up(COMPONENT)?;
             if !vnode.is_dir() {
@@ -279,14 +294,14 @@ impl<'a> Tx<'a> {
                 vnode = next;
                 continue;
             }
-            links += 1;
-            if links > LINKS_MAX {
+            links.count += 1;
+            if links.count > LINKS_MAX {
                 return Err(Fault::Loop(shown(path)));
             }
             must_be_dir |= last && next.target.ends_with(b"/");
             if next.target.starts_with(b"/") {
                 vnode = InodeRecord::get(self.db, Inode::ROOT.0)?;
-                *absolute = Some(next.target.clone());
+                links.absolute = Some(next.target.clone());
             }
             known = 0;
             todo.extend(components(&next.target));

@@ -93,6 +93,7 @@ impl Tx<'_> {
             return Err(Fault::Exists(self.called_in(parent.ino, &name)));
         }
         let vnode = self.new_vnode(op, &parent)?;
+        let directory = parent.ino;
         self.add_entry(parent, &name, &vnode)?;
         vnode.insert(self.db)?;
         self.note(&vnode)?;
@@ -103,6 +104,7 @@ impl Tx<'_> {
             return self.opened_on(&vnode, (op.object, vnode.node), size_max);
         }
         if vnode.kind == Kind::Symlink || vnode.version > 0 {
+            self.feed_named(&vnode, directory, &name)?;
             self.changes.push(Change::Moved);
         }
         Ok(Answer::Entry(vnode.entry(&name)))
@@ -322,8 +324,7 @@ impl Tx<'_> {
         self.note(&vnode)?;
         let directory = parent.ino;
         self.add_entry(parent, &op.name, &vnode)?;
-        self.arrived_in(&vnode, directory, &op.name)?;
-        self.want_header(&vnode, &op.name)?;
+        self.feed_named(&vnode, directory, &op.name)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.changes.push(Change::Moved);
         Ok(Answer::Entry(vnode.entry(&op.name)))
@@ -422,6 +423,9 @@ impl Tx<'_> {
             return Err(Fault::NotFound(shown(&op.new_name)));
         }
         self.check_move(&vnode, &from, &to, &op.name)?;
+        if vnode.is_dir() || target.as_ref().is_some_and(InodeRecord::is_dir) {
+            self.settle_directory_rules()?;
+        }
         let (vnode, other) = match target {
             Some(target) if op.exchange => {
                 self.check_move(&target, &to, &from, &op.new_name)?;
@@ -432,15 +436,13 @@ impl Tx<'_> {
         if vnode.is_dir() || other.as_ref().is_some_and(InodeRecord::is_dir) {
             self.moved_directory_rules()?;
         }
-        self.arrived_in(&vnode, op.new_parent, &op.new_name)?;
-        self.want_header(&vnode, &op.new_name)?;
+        self.feed_named(&vnode, op.new_parent, &op.new_name)?;
         self.changes_zarr(op.parent, &op.name, &vnode)?;
         if vnode.is_dir() && op.parent != op.new_parent {
             self.changes_zarr(op.new_parent, &op.new_name, &vnode)?;
         }
         if let Some(other) = other.as_ref().filter(|_| op.exchange) {
-            self.arrived_in(other, op.parent, &op.name)?;
-            self.want_header(other, &op.name)?;
+            self.feed_named(other, op.parent, &op.name)?;
         }
         self.changes.push(Change::Moved);
         Ok(moved(op, &vnode, other.as_ref()))

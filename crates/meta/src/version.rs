@@ -369,7 +369,7 @@ impl Tx<'_> {
         }
         vnode.update(self.db)?;
         self.begin_writing_on(&vnode, node)?;
-        self.trigger_for_begun(&vnode)?;
+        self.feed_stream(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.opened_on(&vnode, (op.object, node), size_max)
     }
@@ -424,7 +424,7 @@ impl Tx<'_> {
 
     pub(crate) fn begin_writing(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.begin_writing_on(vnode, vnode.node)?;
-        self.trigger_for_begun(vnode)
+        self.feed_stream(vnode)
     }
 
     fn begin_writing_on(&self, vnode: &InodeRecord, node: i64) -> Result<(), Fault> {
@@ -661,11 +661,7 @@ impl Tx<'_> {
     ) -> Result<(), Fault> {
         let path = self.path_of(vnode.ino)?.unwrap_or_default();
         self.insert_version(vnode, (uid, task), (&path, wanted.replicas))?;
-        if self.shared.rules.any() && vnode.version != 0 {
-            self.trigger_for(vnode, &path)?;
-        }
-        self.arrived(vnode, &path)?;
-        self.want_header(vnode, &path)?;
+        self.feed_sealed(vnode, &path)?;
         if wanted.replicas > 1 {
             self.want_replicas(vnode, wanted.now)?;
         }
@@ -673,7 +669,7 @@ impl Tx<'_> {
         if !self.shared.nodes.moving() {
             return Ok(());
         }
-        let held_ns = self.held_back(vnode.object)?;
+        let held_ns = self.held_back(vnode, &path)?;
         for (object, node) in burst::places(self.db, vnode)? {
             let Ok(node) = u32::try_from(node) else {
                 continue;

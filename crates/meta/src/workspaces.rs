@@ -2,6 +2,7 @@
 
 use super::attribute::{self, DIRECTORY_TIER};
 use super::fault::Fault;
+use super::feed::AwaitedPath;
 use super::ids;
 use super::quota::used;
 use super::transaction::{Tx, shown};
@@ -82,12 +83,8 @@ pub type WorkspaceResult<T> = Result<Result<T, WorkspaceRefusal>, Fault>;
 pub enum PathObject {
     /// The path is a file with a sealed version.
     File(v1::Attr),
-    /// The path is a file without a sealed version that is being written.
-    Unsealed(u64),
-    /// The path does not exist.
-    Nothing,
-    /// The path is a symbolic link whose target does not exist.
-    Link,
+    /// The path leads to no file with a sealed version.
+    Awaited(AwaitedPath),
     /// The path is something that is never sealed, such as a directory.
     Other,
 }
@@ -345,15 +342,9 @@ impl Tx<'_> {
     pub fn look_for(&self, path: &[u8]) -> Result<PathObject, Fault> {
         match self.resolve(path, true) {
             Ok(vnode) if vnode.kind != Kind::File => Ok(PathObject::Other),
-            Ok(vnode) if vnode.version == 0 => Ok(PathObject::Unsealed(vnode.ino)),
-            Ok(vnode) => Ok(PathObject::File(vnode.attr())),
-            Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
-                let link = self.resolve(path, false).is_ok();
-                Ok(if link {
-                    PathObject::Link
-                } else {
-                    PathObject::Nothing
-                })
+            Ok(vnode) if vnode.version != 0 => Ok(PathObject::File(vnode.attr())),
+            Ok(_) | Err(Fault::NotFound(_) | Fault::NotDirectory(_)) => {
+                Ok(PathObject::Awaited(self.awaited(path)?))
             }
             Err(fault) => Err(fault),
         }

@@ -1,23 +1,18 @@
-//! gRPC service of file events. Only matching file events wake a waiting client, not every change: one task examines the committed changes
-//! for all clients.
+//! gRPC service of file events, which are read from the feed with the client's cursor. Only matching changes wake a waiting client (next:
+//! `feed.rs`).
 
 use crate::access::Access;
 use crate::clock;
+use crate::feed::{FeedWaiters, Interest};
 use crate::namespace_service::refused;
-use parking_lot::Mutex;
-use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::budget::AccessLimits;
-use tidemill_meta::changes::Changes;
-use tidemill_meta::events::{self, ANSWER_MAX, EventCursor, EventPage};
+use tidemill_meta::feed::{self, ANSWER_MAX, EventCursor, EventPage};
 use tidemill_meta::transaction::Tx;
-use tidemill_meta::{Caller, Change, Connection, SqliteNames};
+use tidemill_meta::{Caller, Connection, SqliteNames};
 use tidemill_model::glob::Pattern;
 use tidemill_wire::v1;
-use tokio::sync::Notify;
-use tokio::sync::broadcast::error::RecvError;
-use tokio::task::AbortHandle;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
@@ -29,8 +24,6 @@ const WAITING_MAX: usize = 1024;
 const WAITING_EACH_MAX: usize = 256;
 /// Maximum number of pages of stored file events that one call examines. The client continues with the cursor in the answer.
 const PAGES_MAX: usize = 64;
-/// Number of rows of file events that are examined at once for the waiting calls.
-const ROWS: i64 = 4096;
 const MICROSECOND_NS: i64 = 1000;
 
 /// The gRPC service of file events.
@@ -38,118 +31,20 @@ const MICROSECOND_NS: i64 = 1000;
 pub(crate) struct EventService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
-    feed: Arc<EventFeed>,
+    waiters: Arc<FeedWaiters>,
     space: Arc<AccessLimits>,
 }
 
-/// All calls that wait for file events.
-#[derive(Debug, Default)]
-struct EventFeed(Mutex<WaitingCalls>);
-
-#[derive(Debug, Default)]
-struct WaitingCalls {
-    next: u64,
-    all: HashMap<u64, (Pattern, Arc<Notify>)>,
-    /// Task that examines file events as long as any call waits.
-    listener: Option<AbortHandle>,
-}
-
-/// A call that waits for file events.
-#[derive(Debug)]
-struct CallWaiter {
-    feed: Arc<EventFeed>,
-    number: u64,
-    bell: Arc<Notify>,
-}
-
-impl EventFeed {
-    /// Adds a waiting call. From now on a task examines new file events.
-    fn enter(
-        self: &Arc<Self>,
-        names: &Arc<SqliteNames>,
-        pattern: &Pattern,
-    ) -> Result<CallWaiter, Status> {
-        let mut waiting = self.0.lock();
-        if waiting.listener.is_none() {
-            let changes = names.teller().changes();
-            let last = names.database().read(events::last);
-            let last = last.map_err(|fault| refused(&fault))?;
-            let listen = listen(changes, names.clone(), last, self.clone());
-            waiting.listener = Some(tokio::spawn(listen).abort_handle());
-        }
-        waiting.next += 1;
-        let (number, bell) = (waiting.next, Arc::new(Notify::new()));
-        waiting.all.insert(number, (pattern.clone(), bell.clone()));
-        let feed = self.clone();
-        Ok(CallWaiter { feed, number, bell })
-    }
-
-    fn ring(&self, row: &events::EventRow) {
-        let Ok(path) = std::str::from_utf8(&row.path) else {
-            return;
-        };
-        for (pattern, bell) in self.0.lock().all.values() {
-            let concerns = match row.object {
-                0 => events::reaches(pattern, path),
-                _ => pattern.matches(path.trim_start_matches('/')),
-            };
-            if concerns {
-                bell.notify_one();
-            }
-        }
-    }
-}
-
-impl Drop for CallWaiter {
-    fn drop(&mut self) {
-        let mut waiting = self.feed.0.lock();
-        waiting.all.remove(&self.number);
-        if waiting.all.is_empty()
-            && let Some(listener) = waiting.listener.take()
-        {
-            listener.abort();
-        }
-    }
-}
-
-/// Examines the committed changes, once for all waiting calls.
-async fn listen(
-    mut changes: Changes,
-    names: Arc<SqliteNames>,
-    mut last: i64,
-    feed: Arc<EventFeed>,
-) {
-    loop {
-        let came = match changes.next().await {
-            Ok(changed) => {
-                let came = |change: &Change| matches!(change, Change::Sealed(_) | Change::Moved);
-                changed.changes.iter().any(came)
-            }
-            Err(RecvError::Lagged(_)) => true,
-            Err(RecvError::Closed) => return,
-        };
-        if !came {
-            continue;
-        }
-        loop {
-            let rows = names
-                .database()
-                .read(|db| events::rows(db, last, ROWS))
-                .unwrap_or_default();
-            let Some(newest) = rows.last() else { break };
-            last = newest.number;
-            rows.iter().for_each(|row| feed.ring(row));
-            tokio::task::yield_now().await;
-        }
-    }
-}
-
 impl EventService {
-    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+    pub(crate) fn new(
+        names: &Arc<SqliteNames>,
+        access: &Arc<Access>,
+        waiters: &Arc<FeedWaiters>,
+    ) -> Self {
         Self {
             names: names.clone(),
             access: access.clone(),
-            feed: Arc::default(),
+            waiters: waiters.clone(),
             space: AccessLimits::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
@@ -164,7 +59,7 @@ impl EventService {
             ))
         })?;
         let now = clock::now_ns() / MICROSECOND_NS;
-        let last = self.names.database().read(events::last);
+        let last = self.names.database().read(feed::last);
         let last = last.map_err(|fault| refused(&fault))?;
         if cursor.number > last.max(now) {
             return Err(Status::invalid_argument(format!(
@@ -207,14 +102,16 @@ impl EventService {
         since: EventCursor,
         (limit, until): (usize, Instant),
     ) -> Result<EventPage, Status> {
-        let waiter = self.feed.enter(&self.names, pattern)?;
+        let waiter = self
+            .waiters
+            .enter(&self.names, Interest::Events(pattern.clone()))?;
         let mut since = since;
         loop {
             let page = self.look(caller, pattern, since, limit).await?;
             if page.missed || !page.events.is_empty() || page.more {
                 return Ok(page);
             }
-            let heard = tokio::time::timeout_at(until, waiter.bell.notified()).await;
+            let heard = tokio::time::timeout_at(until, waiter.woken()).await;
             if heard.is_err() {
                 return Ok(page);
             }
@@ -237,7 +134,7 @@ impl v1::events_server::Events for EventService {
             Status::invalid_argument(format!("pattern {:?}: {error}", request.pattern))
         })?;
         let Some(since) = self.cursor(&request.since)? else {
-            let last = self.names.database().read(events::last);
+            let last = self.names.database().read(feed::last);
             let last = last.map_err(|fault| refused(&fault))?;
             return Ok(Response::new(v1::EventsReply {
                 cursor: last.to_string(),

@@ -14,6 +14,7 @@ mod cluster_service;
 mod conditions;
 pub mod elastic;
 mod events;
+mod feed;
 mod files;
 mod find;
 mod headers;

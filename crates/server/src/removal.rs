@@ -12,7 +12,7 @@ use tidemill_meta::commit::Database;
 use tidemill_meta::placement::removals::{self, REST_NS};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::wakes::{COMMIT, NODES, RELEASED};
-use tidemill_meta::{Connection, Fault, parts};
+use tidemill_meta::{Connection, Fault, parts, rules};
 use tidemill_model::id::ObjectId;
 use tidemill_model::timers::Signals;
 
@@ -40,15 +40,15 @@ impl Garbage {
 
     /// Returns whether [`Self::let_go`] would replace any version.
     fn lets_go(&self) -> Result<bool, Fault> {
-        let (due, held) = (self.queued(), |object| self.shared.object_held(object));
-        self.database.read(|db| parts::any_unused(db, due, held))
+        let due = self.queued();
+        self.database
+            .read(|db| parts::any_unused(db, due, &self.shared))
     }
 
     /// Replaces unused versions of several objects in the list by their objects, which are then removed separately.
     async fn let_go(&self) -> Result<(), Fault> {
         let (now, due, shared) = (clock::now_ns(), self.queued(), self.shared.clone());
-        let let_go =
-            move |db: &Connection| parts::let_go(db, due, |object| shared.object_held(object), now);
+        let let_go = move |db: &Connection| parts::let_go(db, due, &shared, now);
         self.database.write(let_go).await
     }
 
@@ -68,9 +68,10 @@ impl Garbage {
     pub(crate) fn due(&self, node: u32, after: ObjectId) -> Result<Vec<ObjectId>, Fault> {
         let mut after = after;
         loop {
-            let page = self
-                .database
-                .read(|db| removals::page(db, (node, after), self.queued()))?;
+            let page = self.database.read(|db| {
+                let compared = rules::position(db, &self.shared)?;
+                removals::page(db, (node, after), self.queued(), compared)
+            })?;
             let Some(&(last, _)) = page.last() else {
                 return Ok(Vec::new());
             };

@@ -644,9 +644,10 @@ fn waits(
     WorkspacesServer<WorkspaceService>,
     EventsServer<EventService>,
 ) {
+    let waiters = Arc::default();
     (
-        WorkspacesServer::new(WorkspaceService::new(names, access)),
-        EventsServer::new(EventService::new(names, access)),
+        WorkspacesServer::new(WorkspaceService::new(names, access, &waiters)),
+        EventsServer::new(EventService::new(names, access, &waiters)),
     )
 }
 
@@ -667,7 +668,11 @@ pub(crate) async fn forward_changes(
             continue;
         }
         tokio::time::sleep(COALESCE).await;
-        if driver.send(DriverMessage::NamesChanged).is_err() {
+        let message = match teller.rights_changed() {
+            true => DriverMessage::RightsChanged,
+            false => DriverMessage::NamesChanged,
+        };
+        if driver.send(message).is_err() {
             return;
         }
     }

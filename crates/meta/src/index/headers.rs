@@ -1,21 +1,23 @@
 //! Headers of scientific files: headers that wait to be read, and headers that were read.
 //!
-//! A version is queued in the transaction that makes the version visible under the name of a scientific file. The task that reads headers
-//! stores the facts of each header (`facts`).
+//! The task that reads headers takes the versions with the name of a scientific file from the feed ([`take`]), and stores the facts of each
+//! header (`facts`). Next: `server/src/headers/driver.rs`.
 
 use super::facts::{self, Facts};
 use super::zarr::{self, Zarr};
 use crate::Connection;
 use crate::Fault;
+use crate::feed::{self, FeedKind, FeedRow};
+use crate::ids;
 use crate::query::{changed, execute, exists, find, unsigned};
 use crate::settings;
-use crate::transaction::Tx;
-use crate::vnode::InodeRecord;
 use parking_lot::Mutex;
 use rusqlite::params;
 use std::collections::BTreeSet;
-use tidemill_wire::v1::Kind;
 use tokio::sync::Notify;
+
+/// Name of the counter with the number of the last row of the feed that was examined.
+const CURSOR: &str = "feed_of_headers";
 
 /// Extensions of the names of files whose headers are read.
 const ENDINGS: [&str; 13] = [
@@ -74,6 +76,14 @@ impl HeaderWake {
         self.notify.notify_one();
     }
 
+    /// Wakes the reader after a row of the feed about a scientific file was written in a transaction. The reader first writes to the
+    /// database, so it runs after the transaction.
+    pub(crate) fn wake_for(&self, kind: FeedKind, path: &[u8]) {
+        if matches!(kind, FeedKind::Sealed | FeedKind::Named) && by_name(path) {
+            self.wake();
+        }
+    }
+
     /// Waits until a version or a changed Zarr is queued; a signal since the last wait ends the wait at once.
     pub async fn woken(&self) {
         self.notify.notified().await;
@@ -104,18 +114,43 @@ fn by_name(path: &[u8]) -> bool {
     ENDINGS.iter().any(is)
 }
 
-impl Tx<'_> {
-    /// Queues the present version of a file with this name or path, if the path has the extension of a scientific file. The header is read
-    /// after the transaction.
-    pub(crate) fn want_header(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
-        if !by_name(path) || vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
-            return Ok(());
-        }
-        if insert(self.db, (vnode.object, vnode.ino, vnode.uid))? {
-            self.shared.headers.wake();
-        }
-        Ok(())
+/// Queues the headers of the versions in the next rows of the feed. Returns whether more rows may follow.
+pub fn take(db: &Connection) -> Result<bool, Fault> {
+    let after = ids::next(db, CURSOR)?.cast_signed();
+    let rows = feed::rows(db, (after, i64::MAX), feed::PAGE)?;
+    let found = queue_rows(db, &rows)?;
+    let more = rows.len() as u64 == feed::PAGE.unsigned_abs();
+    // The cursor alone causes no commit.
+    if let Some(last) = rows.last().filter(|_| found || more) {
+        ids::raise(db, &[(CURSOR, last.seq.cast_unsigned())])?;
     }
+    Ok(more)
+}
+
+/// Queues the headers of the versions in the rows of the feed up to a number, before these rows are deleted.
+pub(crate) fn take_until(db: &Connection, until: i64) -> Result<(), Fault> {
+    let mut after = ids::next(db, CURSOR)?.cast_signed();
+    while after < until {
+        let rows = feed::rows(db, (after, until), feed::PAGE)?;
+        queue_rows(db, &rows)?;
+        after = rows.last().map_or(until, |last| last.seq);
+    }
+    ids::raise(db, &[(CURSOR, until.cast_unsigned())])
+}
+
+/// Queues the headers of the versions in rows of the feed that are still the versions of their files. Returns whether there were any rows
+/// about scientific files.
+fn queue_rows(db: &Connection, rows: &[FeedRow]) -> Result<bool, Fault> {
+    let sql = "INSERT OR IGNORE INTO header(object, ino, uid) SELECT object, ino, uid FROM inode WHERE ino = ?1 AND object = ?2";
+    let mut found = false;
+    for row in rows
+        .iter()
+        .filter(|row| row.is_file_event() && by_name(&row.path))
+    {
+        execute(db, sql, [row.ino.cast_signed(), row.object.cast_signed()])?;
+        found = true;
+    }
+    Ok(found)
 }
 
 /// Queues a version. Returns whether the version was not known.

@@ -1,6 +1,7 @@
 use super::path_of;
 use crate::Connection;
 use crate::attribute::{DIRECTORY_NODE, DIRECTORY_TIER};
+use crate::rules::{StoredRule, definitions};
 use crate::transaction::Tx;
 use crate::vnode::{InodeRecord, SEARCH};
 use crate::{Caller, Fault, SqliteNames, ids, schema, tree};
@@ -11,6 +12,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
+use tidemill_lang::rule::Rule;
 use tidemill_model::id::{Inode, NodeId};
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
@@ -18,6 +20,8 @@ use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 const DEEPEST: &str = "/d1/d2/d3/d4/d5";
 /// Maximum number of statements of a create in a directory at depth 5.
 const CREATE_MAX: usize = 12;
+/// Maximum number of statements of the seal of a file in a directory at depth 5.
+const SEAL_MAX: usize = 12;
 
 /// A namespace with five nested directories of user 7, and a connection that counts its statements.
 struct WalkBench {
@@ -183,6 +187,51 @@ fn requests_at_depth_5_need_few_statements() {
     );
     let (opened, _) = bench.create(bench.deepest, "d");
     assert_eq!(opened.size_max, Some(4096));
+}
+
+#[test]
+fn seal_writes_one_feed_row() {
+    let bench = WalkBench::new();
+    let count = |table: &str| -> i64 {
+        let sql = format!("SELECT count(*) FROM {table}");
+        bench.db.sql.query_row(&sql, [], |row| row.get(0)).unwrap()
+    };
+    let text = "name = \"r\"; workdir = \"/\"; pattern = \"**/{n}\"; task = { kernel = \"max\"; output = [ \"out/{n}.txt\" ]; };";
+    let rule = StoredRule {
+        id: 0,
+        owner: Caller::root(),
+        revision: 1,
+        for_all: false,
+        paused: false,
+        source: "rule".into(),
+        text: text.into(),
+        changed: 1,
+        directory: 0,
+        rule: Rule::read("rule", text).unwrap(),
+    };
+    let mut counts = Vec::new();
+    for name in ["first", "a.nc", "with-rule"] {
+        if name == "with-rule" {
+            definitions::put(&bench.db, &rule, None).unwrap();
+            bench.tx(&Caller::root()).reload_rules().unwrap();
+        }
+        let (ino, object) = bench.ids.get();
+        bench.create(bench.deepest, &format!("sealed-{name}"));
+        let seal = v1::Seal {
+            ino,
+            object,
+            size: 5,
+            ..v1::Seal::default()
+        };
+        let rows = count("feed");
+        let (answer, statements) = bench.apply(&user(7), Op::Seal(seal));
+        assert!(matches!(answer, Answer::Attr(_)), "{answer:?}");
+        assert_eq!(count("feed"), rows + 1);
+        counts.push(statements);
+    }
+    assert_eq!((count("header"), count("rule_run")), (0, 0));
+    println!("seal {counts:?}");
+    assert!(counts.into_iter().skip(1).all(|count| count <= SEAL_MAX));
 }
 
 #[test]

@@ -83,22 +83,25 @@ pub(super) fn nodes_of(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> 
 /// Returns the objects of a node after `after` that have no label and were queued in the range of times from `since` to `before`, as many
 /// as one label removes. The flag states whether the object still belongs to a version on another node. In that case no client is directed
 /// to read the object on this node, and a rule run reads the object on the other node. Only a map task that was sent to this node during
-/// the write reads the object here.
+/// the write reads the object here. The rules have compared the rows of the feed up to the number `compared`.
 pub fn page(
     db: &Connection,
     (node, after): (u32, ObjectId),
     (before, since): (i64, i64),
+    compared: i64,
 ) -> Result<Vec<(ObjectId, bool)>, Fault> {
     let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
                AND removed = 0) FROM removal WHERE node = ?1 AND object > ?2 AND label = 0 \
                AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM rule_run \
-               WHERE rule_run.object = removal.object AND state <= 2) OR EXISTS (SELECT 1 FROM held \
+               WHERE rule_run.object = removal.object AND state <= 2) \
+               AND object NOT IN (SELECT object FROM feed WHERE seq > ?6) OR EXISTS (SELECT 1 FROM held \
                WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM rule_run \
                JOIN label ON label.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
                WHERE rule_run.object = removal.object AND rule_run.state <= 2 AND rule_run.state = 2 \
                AND label.node = removal.node) \
                ORDER BY object LIMIT ?5";
-    let key = params![node, after.0.cast_signed(), before, since, OBJECTS_MAX];
+    let after = after.0.cast_signed();
+    let key = params![node, after, before, since, OBJECTS_MAX, compared];
     rows(db, sql, key, |row| {
         let object = ObjectId(unsigned(row, 0)?);
         Ok((object, row.get(1)?))

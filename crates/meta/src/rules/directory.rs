@@ -67,8 +67,9 @@ impl Tx<'_> {
             directory: directory.ino,
             rule,
         };
+        self.settle_rules()?;
         definitions::put(self.db, &kept, before.map(|kept| kept.id))?;
-        self.shared.rules.load_within(self.db)
+        self.reload_rules()
     }
 
     /// Checks whether the caller may set or remove a directory's rule. The Linux kernel of a mount has only checked write permission on the
@@ -89,14 +90,23 @@ impl Tx<'_> {
         let Some(kept) = all.iter().find(|kept| kept.directory == directory) else {
             return Ok(());
         };
+        self.settle_rules()?;
         definitions::remove(self.db, kept.id)?;
-        self.shared.rules.load_within(self.db)
+        self.reload_rules()
+    }
+
+    /// Compares all changes with the rules before directories with rules, or their ancestors, receive other paths.
+    pub(crate) fn settle_directory_rules(&self) -> Result<(), Fault> {
+        match self.shared.rules.any_of_directory() {
+            true => self.settle_rules(),
+            false => Ok(()),
+        }
     }
 
     /// Reads the rules again after directories with rules, or their ancestors, have received other paths.
     pub(crate) fn moved_directory_rules(&self) -> Result<(), Fault> {
         match self.shared.rules.any_of_directory() {
-            true => self.shared.rules.load_within(self.db),
+            true => self.reload_rules(),
             false => Ok(()),
         }
     }

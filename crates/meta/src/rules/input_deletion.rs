@@ -194,19 +194,10 @@ impl Tx<'_> {
 
     /// Returns the extra delay in nanoseconds before a version that was just sealed is staged out of the burst tier. If a hook removes the
     /// version after its map task, the version need not be staged out.
-    pub fn held_back(&self, version: u64) -> Result<i64, Fault> {
-        if !self.shared.rules.any_input_action() {
-            return Ok(0);
+    pub fn held_back(&self, vnode: &InodeRecord, path: &[u8]) -> Result<i64, Fault> {
+        match self.shared.rules.any_input_action() && self.is_deleted_by_hook(vnode, path)? {
+            true => Ok(HELD_NS),
+            false => Ok(0),
         }
-        let rules = self.shared.rules.all();
-        for kept in rules
-            .iter()
-            .filter(|kept| kept.input_action() == InputAction::Delete)
-        {
-            if runs::is_open(self.db, kept.id, version)? {
-                return Ok(HELD_NS);
-            }
-        }
-        Ok(0)
     }
 }

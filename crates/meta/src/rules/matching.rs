@@ -1,35 +1,174 @@
-//! Queues versions that match a rule, in the transaction that makes the versions visible under a name. Next: `server/src/rules/driver.rs`,
-//! which turns queued rule runs into jobs.
+//! Compares the rows of the feed with the rules, and queues a rule run for each version that matches. Rule runs and cursor are written in
+//! one transaction. Next: `server/src/rules/driver.rs`, which calls [`take`] and turns queued rule runs into jobs.
 
 use super::runs::{MatchState, NewRun};
 use super::{StoredRule, batches, jobs, runs, walks};
+use crate::feed::{self, FeedKind, FeedRow};
+use crate::shared::NamesShared;
 use crate::transaction::Tx;
-use crate::vnode::{InodeRecord, READ};
-use crate::{Fault, attribute};
-use tidemill_lang::rule::hook::{BATCH_FILES_MAX, BatchEnd};
+use crate::vnode::{Caller, InodeRecord, READ};
+use crate::{Connection, Fault, attribute, ids, version};
+use std::sync::atomic::Ordering;
+use tidemill_lang::rule::hook::{BATCH_FILES_MAX, BatchEnd, InputAction};
 use tidemill_wire::v1::Kind;
 
-impl Tx<'_> {
-    /// Queues a newly sealed version of a file at this path for all rules that match.
-    pub(crate) fn trigger_for(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
-        self.offer(vnode, path, None, false)
-    }
+/// Name of the counter with the number of the last row of the feed that rules need not see again.
+const CURSOR: &str = "feed_of_rules";
 
-    /// Queues a version whose write has begun, for rules that read streaming files. The seal does not trigger these rules again, since the
-    /// version keeps its object.
-    pub(crate) fn trigger_for_begun(&self, vnode: &InodeRecord) -> Result<(), Fault> {
-        if !self.shared.rules.any_streaming() || !self.is_stream(vnode)? {
+/// Result of comparing some rows of the feed with the rules.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FeedStep {
+    /// Number of the last row that was compared. The caller passes it to [`FeedStep::committed`].
+    position: i64,
+    /// Whether more rows may follow.
+    pub more: bool,
+    /// Whether the driver has to look for work.
+    pub due: bool,
+}
+
+impl FeedStep {
+    /// Records after the commit that the rows need not be read again.
+    pub fn committed(self, shared: &NamesShared) {
+        shared
+            .rules
+            .taken
+            .fetch_max(self.position, Ordering::AcqRel);
+    }
+}
+
+/// Returns the number of the last row of the feed that was compared with the rules; `i64::MAX` if there are no rules. The objects of later
+/// rows are not removed.
+pub fn position(db: &Connection, shared: &NamesShared) -> Result<i64, Fault> {
+    if !shared.rules.any() {
+        return Ok(i64::MAX);
+    }
+    let stored = ids::next(db, CURSOR)?.cast_signed();
+    Ok(stored.max(shared.rules.taken.load(Ordering::Acquire)))
+}
+
+/// Compares the next rows of the feed with the rules. If no path of the rows concerns a rule, nothing is written.
+pub fn take(db: &Connection, shared: &NamesShared, now: i64) -> Result<FeedStep, Fault> {
+    page(db, shared, i64::MAX, now)
+}
+
+/// Compares all rows of the feed with the rules, before the rules or their batches change in the same transaction. The first rule sees no
+/// earlier row.
+pub fn take_all(db: &Connection, shared: &NamesShared, now: i64) -> Result<(), Fault> {
+    take_until(db, shared, i64::MAX, now)?;
+    ids::raise(db, &[(CURSOR, feed::last(db)?.cast_unsigned())])
+}
+
+/// Compares the rows up to a number with the rules, before these rows are deleted.
+pub(crate) fn take_until(
+    db: &Connection,
+    shared: &NamesShared,
+    until: i64,
+    now: i64,
+) -> Result<(), Fault> {
+    loop {
+        let step = page(db, shared, until, now)?;
+        if !step.more {
             return Ok(());
         }
-        let Some(path) = self.path_of(vnode.ino)? else {
+        // The transaction may still fail, so the position is only stored.
+        ids::raise(db, &[(CURSOR, step.position.cast_unsigned())])?;
+    }
+}
+
+fn page(db: &Connection, shared: &NamesShared, until: i64, now: i64) -> Result<FeedStep, Fault> {
+    let rules = &shared.rules;
+    if rules.unsure.load(Ordering::Acquire) {
+        rules.load(db)?;
+    }
+    if !rules.any() {
+        return Ok(FeedStep::default());
+    }
+    let rows = feed::rows(db, (position(db, shared)?, until), feed::PAGE)?;
+    let Some(last) = rows.last() else {
+        return Ok(FeedStep::default());
+    };
+    let root = Caller::root();
+    let tx = Tx::new(db, shared, &root, 0, now);
+    let mut concerned = false;
+    for row in &rows {
+        concerned |= tx.offer_row(row)?;
+    }
+    // Rows that concern no rule may be compared again after a restart, so that the cursor alone causes no commit.
+    if concerned {
+        ids::raise(db, &[(CURSOR, last.seq.cast_unsigned())])?;
+    }
+    Ok(FeedStep {
+        position: last.seq,
+        more: rows.len() as u64 == feed::PAGE.unsigned_abs(),
+        // A row may be the last file that was being written.
+        due: concerned || rules.any_batches(),
+    })
+}
+
+impl Tx<'_> {
+    /// Offers a change to all rules. Returns whether its path concerns any rule.
+    fn offer_row(&self, row: &FeedRow) -> Result<bool, Fault> {
+        // Jobs can only express paths in UTF-8.
+        let Ok(path) = std::str::from_utf8(&row.path) else {
+            return Ok(false);
+        };
+        let concerns = |kept: &StoredRule| match row.kind {
+            FeedKind::Sealed | FeedKind::Named => kept.rule.matches(path) || is_marker(kept, path),
+            FeedKind::Directory => kept.rule.reaches(path),
+            FeedKind::Begun => kept.rule.streaming && kept.rule.matches(path),
+            FeedKind::Appeared => false,
+        };
+        if !self.shared.rules.all().iter().any(|kept| concerns(kept)) {
+            return Ok(false);
+        }
+        match row.kind {
+            FeedKind::Directory => self.walk_moved(0, row.ino, path, row.by_other)?,
+            FeedKind::Begun => self.offer_begun(row, path)?,
+            _ => {
+                if let Some(vnode) = self.version_at(row)? {
+                    self.offer(&vnode, path, None, row.by_other)?;
+                }
+            }
+        }
+        Ok(true)
+    }
+
+    /// Returns the file of a row with the version at the change; `None` if the file was removed since.
+    fn version_at(&self, row: &FeedRow) -> Result<Option<InodeRecord>, Fault> {
+        let found = InodeRecord::find(self.db, row.ino)?.filter(|vnode| vnode.nlink > 0);
+        let Some(mut vnode) = found else {
+            return Ok(None);
+        };
+        if vnode.object != row.object {
+            let Some(size) = version::find(self.db, row.object)?.and_then(|found| found.size)
+            else {
+                return Ok(None);
+            };
+            (vnode.object, vnode.size) = (row.object, size);
+        }
+        Ok(Some(vnode))
+    }
+
+    /// Records that the write of a version has begun, for rules that read streaming files. The seal does not trigger these rules again, since
+    /// the version keeps its object.
+    pub(crate) fn feed_stream(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+        match self.shared.rules.any_streaming() && self.is_stream(vnode)? {
+            true => self.feed_begun(vnode),
+            false => Ok(()),
+        }
+    }
+
+    /// Queues a version whose write has begun and has not ended since, for rules that read streaming files.
+    fn offer_begun(&self, row: &FeedRow, path: &str) -> Result<(), Fault> {
+        let Some(vnode) = InodeRecord::find(self.db, row.ino)? else {
             return Ok(());
         };
-        let Ok(path) = std::str::from_utf8(&path) else {
+        if vnode.writing != row.object || vnode.nlink == 0 {
             return Ok(());
-        };
+        }
         let begun = InodeRecord {
             object: vnode.writing,
-            ..vnode.clone()
+            ..vnode
         };
         let rules = self.shared.rules.all();
         for kept in rules.iter().filter(|kept| kept.rule.streaming) {
@@ -70,27 +209,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues a file or directory that has received a name. Rules for all users see a file only if its owner or root gave the name, and a
-    /// directory only if its owner or root moved the directory: such a rule must not read files that another user put into its directory.
-    pub(crate) fn trigger_for_moved(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
-        let rules = &self.shared.rules;
-        if !rules.any() {
-            return Ok(());
-        }
-        let by_other_user = ![0, vnode.uid].contains(&self.caller.uid);
-        if !vnode.is_dir() {
-            return self.offer(vnode, path, None, by_other_user);
-        }
-        let Ok(path) = std::str::from_utf8(path) else {
-            return Ok(());
-        };
-        if rules.all().iter().any(|kept| kept.rule.reaches(path)) {
-            self.walk_moved(0, vnode.ino, path, by_other_user)?;
-            rules.wake();
-        }
-        Ok(())
-    }
-
     /// Starts a walk of all files below a moved directory. `by_other_user` states that a user other than the owner may have moved it.
     pub(super) fn walk_moved(
         &self,
@@ -110,12 +228,13 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Queues the present version of a file, for all rules that match or for the rule `only`. If a user other than the file's owner may have
-    /// moved the file, rules for all users do not see it.
+    /// Queues a version of a file, for all rules that match or for the rule `only`. Rules for all users see a file only if its owner or root
+    /// gave the name, and a moved directory only if its owner or root moved it: such a rule must not read files that another user put into
+    /// its directory.
     pub(super) fn offer(
         &self,
         vnode: &InodeRecord,
-        path: &[u8],
+        path: &str,
         only: Option<u64>,
         by_other_user: bool,
     ) -> Result<(), Fault> {
@@ -123,10 +242,6 @@ impl Tx<'_> {
         if vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
             return Ok(());
         }
-        // Jobs can only express paths in UTF-8.
-        let Ok(path) = std::str::from_utf8(path) else {
-            return Ok(());
-        };
         let rules = self.shared.rules.all();
         for kept in rules.iter() {
             if only.is_some_and(|rule| rule != kept.id) {
@@ -136,15 +251,45 @@ impl Tx<'_> {
             if !hidden && kept.rule.matches(path) && self.fits(kept, vnode, path)? {
                 self.queue(kept, vnode, path)?;
             }
-            if only.is_none() {
-                self.marks(kept, vnode, path)?;
+            if only.is_none() && is_marker(kept, path) && self.seen_by(kept, vnode)? {
+                self.mark_unless_empty(kept)?;
             }
         }
-        // This may have been the last file that was being written.
-        if self.shared.rules.any_batches() {
-            self.shared.rules.wake();
-        }
         Ok(())
+    }
+
+    /// Records with the open batch of a hook that the batch's marker was sealed. A marker ends nothing if no file can belong to its batch:
+    /// the rows of later files may follow at once.
+    fn mark_unless_empty(&self, kept: &StoredRule) -> Result<(), Fault> {
+        let may_have_files = batches::open(self.db, kept.id)?.is_some()
+            || walks::any(self.db, kept.id)?
+            || batches::files_written(self.db, self.shared)?
+                .iter()
+                .any(|(_, path)| kept.rule.matches(path));
+        match may_have_files {
+            true => self.mark(kept.id),
+            false => Ok(()),
+        }
+    }
+
+    /// Whether a hook will remove the file of a version that was just sealed at a path.
+    pub(super) fn is_deleted_by_hook(
+        &self,
+        vnode: &InodeRecord,
+        path: &[u8],
+    ) -> Result<bool, Fault> {
+        let Ok(path) = std::str::from_utf8(path) else {
+            return Ok(false);
+        };
+        for kept in self.shared.rules.all().iter() {
+            if kept.input_action() == InputAction::Delete
+                && kept.rule.matches(path)
+                && self.fits(kept, vnode, path)?
+            {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether a version fulfils a rule's conditions, and whether the rule may see the version.
@@ -225,18 +370,6 @@ impl Tx<'_> {
         Ok(())
     }
 
-    /// Checks whether a file is the marker of a hook's batch, and records the marker if it is.
-    fn marks(&self, kept: &StoredRule, vnode: &InodeRecord, path: &str) -> Result<(), Fault> {
-        let Some(BatchEnd::Marker(marker)) = kept.batch_end() else {
-            return Ok(());
-        };
-        let below = kept.rule.below(path);
-        if below.is_some_and(|below| marker.matches(below)) && self.seen_by(kept, vnode)? {
-            self.mark(kept.id)?;
-        }
-        Ok(())
-    }
-
     /// Records with the open batch of a hook that the batch's marker was sealed.
     fn mark(&self, rule: u64) -> Result<(), Fault> {
         batches::mark(self.db, rule, self.now)?;
@@ -258,3 +391,15 @@ impl Tx<'_> {
         Ok((count + batches::retry(self.db, rule)?) as u64)
     }
 }
+
+/// Whether a file at a path is a marker of a hook's batches.
+fn is_marker(kept: &StoredRule, path: &str) -> bool {
+    let Some(BatchEnd::Marker(marker)) = kept.batch_end() else {
+        return false;
+    };
+    let below = kept.rule.below(path);
+    below.is_some_and(|below| marker.matches(below))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,7 +1,7 @@
 //! Rules, hooks and their runs: the tables, and the comparison of versions with the rules. Next: `server/src/rules`, whose driver turns
 //! queued rule runs into jobs.
 //!
-//! - `matching` queues a rule run for each version that matches a rule, in the transaction that makes the version visible.
+//! - `matching` reads the feed and queues a rule run for each version that matches a rule.
 //! - `definitions` stores the rules, `directory` the rules that are attributes of directories.
 //! - `runs`, `jobs`, `batches`, `walks` and `input_deletion` store the work of rules.
 
@@ -14,12 +14,16 @@ mod matching;
 pub mod runs;
 pub mod walks;
 
+pub(crate) use matching::take_until;
+pub use matching::{FeedStep, position, take, take_all};
+
 use super::Fault;
+use super::transaction::Tx;
 use super::vnode::Caller;
 use crate::Connection;
 use parking_lot::RwLock;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
 use tidemill_client::users;
 use tidemill_lang::rule::Rule;
 use tidemill_lang::rule::hook::{BatchEnd, InputAction};
@@ -78,7 +82,7 @@ impl StoredRule {
     }
 }
 
-/// All rules, compiled so that each seal of a version can be compared with them.
+/// All rules, compiled so that each version can be compared with them.
 #[derive(Debug, Default)]
 pub struct Rules {
     any: AtomicBool,
@@ -88,7 +92,10 @@ pub struct Rules {
     /// Whether the rules were read within a transaction that may have failed.
     unsure: AtomicBool,
     kept: RwLock<Arc<Vec<Arc<StoredRule>>>>,
+    /// Number of the last row of the feed that was compared with the rules. The stored number is lower if the rows since match no rule.
+    taken: AtomicI64,
     woken: Notify,
+    fed: Notify,
     marked: Notify,
 }
 
@@ -123,11 +130,10 @@ impl Rules {
         self.any() && self.all().iter().any(|kept| kept.directory != 0)
     }
 
-    /// Reads all rules in a transaction that may still fail. The driver reads the rules again after the transaction.
-    pub fn load_within(&self, db: &Connection) -> Result<(), Fault> {
+    /// Makes the driver read the rules again.
+    pub fn doubt(&self) {
         self.unsure.store(true, Ordering::Release);
         self.woken.notify_one();
-        self.load(db)
     }
 
     /// Whether the driver has to read the rules again. The call resets this flag.
@@ -159,6 +165,18 @@ impl Rules {
         }
     }
 
+    /// Wakes the driver after a row of the feed was written in a transaction, if there are rules.
+    pub(crate) fn wake_for_feed(&self) {
+        if self.any() {
+            self.fed.notify_one();
+        }
+    }
+
+    /// Waits until the feed has a new row; a row since the last call counts, too.
+    pub async fn fed(&self) {
+        self.fed.notified().await;
+    }
+
     /// Waits until the driver is woken; a wake-up before the call counts, too.
     pub async fn woken(&self) {
         self.woken.notified().await;
@@ -172,5 +190,20 @@ impl Rules {
     /// Waits until a marker file was sealed; a marker file before the call counts, too.
     pub async fn woken_for_marker(&self) {
         self.marked.notified().await;
+    }
+}
+
+impl Tx<'_> {
+    /// Compares all changes in the feed with the rules, before the rules, their directories or their batches change in the same transaction.
+    pub fn settle_rules(&self) -> Result<(), Fault> {
+        take_all(self.db, self.shared, self.now)
+    }
+
+    /// Reads all rules after a change of the rules or of their directories, in the transaction of the change.
+    pub fn reload_rules(&self) -> Result<(), Fault> {
+        let rules = &self.shared.rules;
+        // The transaction may still fail.
+        rules.doubt();
+        rules.load(self.db)
     }
 }

@@ -130,13 +130,6 @@ pub(super) fn any_open_at(db: &Connection, rule: u64, path: &str) -> Result<bool
     exists(db, sql, params![rule.cast_signed(), path])
 }
 
-/// Whether the run of a rule for a version has not ended.
-pub(super) fn is_open(db: &Connection, rule: u64, object: u64) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM rule_run WHERE rule = ?1 AND object = ?2 AND state <= 2";
-    let key = [rule.cast_signed(), object.cast_signed()];
-    exists(db, sql, key)
-}
-
 /// Returns the rule runs for a version that have not ended, with their states.
 pub(super) fn open_for(db: &Connection, object: u64) -> Result<Vec<(u64, MatchState)>, Fault> {
     let sql = "SELECT rule_run, state FROM rule_run WHERE object = ?1 AND state <= 2";

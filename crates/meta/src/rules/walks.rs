@@ -111,13 +111,14 @@ impl Tx<'_> {
             };
             let path = [path.as_slice(), name].concat();
             let by_other_user = mover.is_some_and(|uid| ![0, vnode.uid].contains(&uid));
-            if !vnode.is_dir() {
-                self.offer(&vnode, &path, only, by_other_user)?;
-                continue;
-            }
+            // Jobs can only express paths in UTF-8.
             let Ok(path) = std::str::from_utf8(&path) else {
                 continue;
             };
+            if !vnode.is_dir() {
+                self.offer(&vnode, path, only, by_other_user)?;
+                continue;
+            }
             let mut wanted = rules
                 .iter()
                 .filter(|kept| only.is_none_or(|id| id == kept.id));

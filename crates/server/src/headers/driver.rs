@@ -129,7 +129,7 @@ impl HeaderReader {
     async fn turn(&self) -> Result<HeaderTurn, Fault> {
         let names = self.names.clone();
         let pick = move |db: &Connection| {
-            let more = headers::scan(db)?;
+            let more = headers::scan(db)? | headers::take(db)?;
             Ok((more, picked(db, &names.shared().headers)?))
         };
         let (more, picked) = self.names.database().write(pick).await?;

@@ -8,6 +8,7 @@
 //! The driver decides nothing else during that time, so dispatcher and database never disagree about the order of events. The driver does
 //! not reconstruct its state from the database, since the database lacks the reports of nodes that were not yet acknowledged.
 
+use super::awaited::{AwaitedFiles, FoundFile};
 use super::blocks::IdBlocks;
 use super::driver_records::{JobRecord, TaskJobs};
 use super::inbox::{Inbox, Stopped};
@@ -41,7 +42,7 @@ use tidemill_meta::placement::under_replicated::{MIGRATIONS, REST_NS, ReplicaFin
 use tidemill_meta::placement::{self, corruption, migrations, nodes, scrub, under_replicated};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::transaction::Tx;
-use tidemill_meta::{Caller, Change, Changed, Connection, Fault, SqliteNames, version};
+use tidemill_meta::{Change, Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::directory::is_directory;
 use tidemill_model::event::{Action, Event, JobState, NodeView, Origin, OutputSpec, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
@@ -62,8 +63,8 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 const BATCH_MAX: usize = 512;
 /// Number of bytes of labels after which another message begins: far below the maximum size of a message.
 const LABELS_BYTES_MAX: usize = 8 << 20;
-/// Interval at which the driver checks the waiting jobs when no name is known to have changed.
-const LOOK_AGAIN: Duration = Duration::from_secs(5);
+/// Wait for a message when nothing is to be repeated.
+const IDLE: Duration = Duration::from_secs(3600);
 /// Pause after a failed write to the database, and after a failure of the queue.
 const REST: Duration = Duration::from_secs(1);
 const QUEUE_REST: Span = Span::from_secs(REST.as_secs());
@@ -110,8 +111,8 @@ pub(crate) struct Driver {
     signals: Signals,
     jobs: BTreeMap<JobId, JobRecord>,
     owners: TaskJobs,
-    /// Paths that jobs of a user wait for.
-    awaited: BTreeMap<(u32, String), WaitingJobs>,
+    /// Files that jobs wait for.
+    awaited: AwaitedFiles,
     /// Outcomes that the dispatcher has not accepted yet, by label.
     unsettled: BTreeMap<LabelId, Unsettled>,
     /// Objects that the outputs of unfinished labels may reuse.
@@ -136,13 +137,6 @@ pub(crate) struct Driver {
     change: i64,
     /// Steps and messages that result from restoring the unfinished jobs.
     first: (Vec<PersistStep>, Outbox),
-}
-
-/// Jobs of one user that wait for the same path.
-#[derive(Debug)]
-struct WaitingJobs {
-    caller: Caller,
-    jobs: BTreeSet<JobId>,
 }
 
 #[derive(Debug)]
@@ -228,7 +222,7 @@ impl Driver {
             signals,
             jobs: BTreeMap::new(),
             owners: TaskJobs::new(),
-            awaited: BTreeMap::new(),
+            awaited: AwaitedFiles::default(),
             unsettled: BTreeMap::new(),
             offered: BTreeMap::new(),
             look: true,
@@ -281,7 +275,8 @@ impl Driver {
         let mut inbox = Inbox::new(incoming);
         let mut going = self.begin(&mut inbox);
         while going.is_ok() {
-            let wait = self.behind.map_or(LOOK_AGAIN, |_| REST);
+            let again = self.look || self.behind.is_some();
+            let wait = if again { REST } else { IDLE };
             going = self.turn(&mut inbox, wait);
         }
         tracing::debug!("the driver of jobs has ended");
@@ -293,12 +288,11 @@ impl Driver {
         self.finish(steps, outbox, inbox)
     }
 
-    /// Processes the incoming messages, and stores and sends the decisions. If no message arrives within `wait`, checks the waiting jobs.
+    /// Processes the incoming messages, and stores and sends the decisions. Without a message within `wait`, repeats only failed steps.
     pub(crate) fn turn(&mut self, inbox: &mut Inbox, wait: Duration) -> Result<(), Stopped> {
         // The search for replicas starts from the state kept by the last turn.
         let copy = std::mem::take(&mut self.copy);
         let mut next = inbox.next(if copy { Duration::ZERO } else { wait })?;
-        self.look |= next.is_none();
         let mut steps = Vec::new();
         let mut outbox = Outbox::default();
         let mut taken = 0;
@@ -591,6 +585,10 @@ impl Driver {
             }
             DriverMessage::Cancel(job) => self.feed(Event::Cancel { job }, steps, outbox),
             DriverMessage::NamesChanged => self.look = true,
+            DriverMessage::RightsChanged => {
+                self.awaited.look_at_all();
+                self.look = true;
+            }
             DriverMessage::Garbage => self.sweep = true,
             DriverMessage::Replicas => self.copy = true,
             DriverMessage::Scrub => self.scrub = true,
@@ -627,17 +625,11 @@ impl Driver {
                 .filter(|input| input.origin == Origin::Awaited)
             {
                 if let Some((_, path)) = input.path.split_once(':') {
-                    let waiting = self
-                        .awaited
-                        .entry((job.spec.owner.uid, path.into()))
-                        .or_insert_with(|| {
-                            let caller = outputs::caller(job.spec.owner, &job.groups);
-                            WaitingJobs {
-                                caller,
-                                jobs: BTreeSet::new(),
-                            }
-                        });
-                    waiting.jobs.insert(job.spec.job);
+                    let (owner, id) = (job.spec.owner, job.spec.job);
+                    let caller = || outputs::caller(owner, &job.groups);
+                    self.awaited.add(path, id, caller, owner.uid);
+                    // From here on, changes are reported to the driver.
+                    self.signals.awaiting.store(true, Ordering::Relaxed);
                     self.look = true;
                 }
             }
@@ -1316,32 +1308,27 @@ impl Driver {
         for task in memo.tasks.keys() {
             self.owners.remove(task);
         }
-        self.awaited.retain(|_, waiting| {
-            waiting.jobs.remove(&job);
-            !waiting.jobs.is_empty()
-        });
+        self.awaited.end(job);
         self.dispatcher.forget(job);
     }
 
     /// Checks whether files that jobs wait for exist now.
     fn look_for_awaited(&mut self, steps: &mut Vec<PersistStep>, outbox: &mut Outbox) {
-        let found = self.database.read(|db| {
-            let mut found = Vec::new();
-            for ((uid, path), waiting) in &self.awaited {
-                let tx = Tx::new(db, &self.shared, &waiting.caller, 0, clock::now_ns());
-                if let Some(placed) = super::submit::sealed(&tx, path)? {
-                    found.push((*uid, path.clone(), placed));
-                }
-            }
-            Ok(found)
-        });
+        let (awaited, shared) = (&mut self.awaited, &self.shared);
+        let found = self.database.read(|db| awaited.look(db, shared));
         let found = found.unwrap_or_else(|fault: Fault| {
             fault.log_delay("can't look for files that jobs wait for");
+            self.look = true;
             Vec::new()
         });
-        for (uid, path, placed) in found {
-            let waiting = self.awaited.remove(&(uid, path.clone()));
-            for job in waiting.into_iter().flat_map(|waiting| waiting.jobs) {
+        for FoundFile {
+            uid,
+            path,
+            placed,
+            jobs,
+        } in found
+        {
+            for job in jobs {
                 // The version must stay for the jobs that will read it.
                 if let Some(memo) = self.jobs.get_mut(&job) {
                     memo.pins.push(placed.object);

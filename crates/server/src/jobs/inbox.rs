@@ -84,7 +84,10 @@ fn supersedes(later: &DriverMessage, earlier: &DriverMessage) -> bool {
     let (DriverMessage::Report(later), DriverMessage::Report(earlier)) = (later, earlier) else {
         return matches!(
             (later, earlier),
-            (DriverMessage::NamesChanged, DriverMessage::NamesChanged)
+            (
+                DriverMessage::NamesChanged | DriverMessage::RightsChanged,
+                DriverMessage::NamesChanged
+            ) | (DriverMessage::RightsChanged, DriverMessage::RightsChanged)
                 | (DriverMessage::Garbage, DriverMessage::Garbage)
         );
     };

@@ -4,6 +4,7 @@
 //! and executes its decisions. `persist` stores every decision before the decision takes effect, so that a server that is killed at any
 //! moment loses nothing. `publish` names the outputs. `service` answers clients.
 
+mod awaited;
 mod blocks;
 pub(crate) mod driver;
 mod driver_records;
@@ -43,8 +44,10 @@ pub(crate) enum DriverMessage {
     ),
     /// The owner of a job cancels the job.
     Cancel(JobId),
-    /// Names changed in the namespace: files that jobs wait for may exist now.
+    /// The feed has new rows: files that jobs wait for may exist now.
     NamesChanged,
+    /// Permissions changed: any files that jobs wait for may be readable now.
+    RightsChanged,
     /// Objects wait to be removed from nodes.
     Garbage,
     /// Versions may lack replicas.

@@ -1,4 +1,5 @@
-//! Turns queued rule runs into jobs, as long as the server runs. The driver sleeps until a rule run is queued or a job of a rule has ended.
+//! Compares the feed with the rules and turns queued rule runs into jobs, as long as the server runs. The driver sleeps until a row of the
+//! feed concerns a rule or a job of a rule has ended.
 //! Next: `server/src/jobs`, whose driver runs the jobs.
 
 use super::deferred::Deferred;
@@ -22,9 +23,9 @@ use tidemill_lang::rule::FillError;
 use tidemill_meta::jobs::output_paths::Links;
 use tidemill_meta::jobs::records;
 use tidemill_meta::rules::runs::{self, ABANDONED, MatchState, RuleRun};
-use tidemill_meta::rules::{StoredRule, input_deletion, jobs, walks};
+use tidemill_meta::rules::{self, FeedStep, StoredRule, input_deletion, jobs, walks};
 use tidemill_meta::vnode::InodeRecord;
-use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames, version};
+use tidemill_meta::{Caller, Change, Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::id::{JobId, ObjectId};
 use tokio::task::JoinSet;
 
@@ -99,15 +100,10 @@ async fn run(rule_runner: RuleRunner) {
                 until = Some(now + AGAIN);
             }
         }
-        let timer = async {
-            match until {
-                Some(until) => tokio::time::sleep_until(until).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = rule_runner.names.shared().rules.woken() => {}
-            () = timer => {}
+            () = rule_runner.concerned() => {}
+            () = sleep_until(until) => {}
             Some(ended) = running.join_next() => {
                 // A task that panicked has stored nothing: its rule is no longer busy either way.
                 match ended {
@@ -124,6 +120,14 @@ async fn run(rule_runner: RuleRunner) {
     }
 }
 
+/// Waits until a time; forever if there is none.
+async fn sleep_until(until: Option<tokio::time::Instant>) {
+    match until {
+        Some(until) => tokio::time::sleep_until(until).await,
+        None => std::future::pending().await,
+    }
+}
+
 enum RuleAction {
     /// More work may be due at once.
     More,
@@ -132,6 +136,26 @@ enum RuleAction {
     Wait(Option<i64>),
     /// As `Wait`, while files that match a rule are being written.
     Deferred(Option<i64>),
+}
+
+/// Result of one transaction of the driver.
+struct NextStep {
+    action: RuleAction,
+    /// Jobs that are to be cancelled.
+    in_vain: Vec<u64>,
+    changes: Vec<Change>,
+    taken: FeedStep,
+}
+
+impl Default for NextStep {
+    fn default() -> Self {
+        Self {
+            action: RuleAction::Wait(None),
+            in_vain: Vec::new(),
+            changes: Vec::new(),
+            taken: FeedStep::default(),
+        }
+    }
 }
 
 impl RuleRunner {
@@ -153,8 +177,28 @@ impl RuleRunner {
         rule_runner
     }
 
-    /// Records ended jobs and existing files, and picks the next rule run. The database write in this function follows the write that woke
-    /// the driver.
+    /// Waits until a row of the feed concerns a rule. A row that concerns none causes no commit.
+    async fn concerned(&self) {
+        let shared = self.names.shared();
+        loop {
+            shared.rules.fed().await;
+            tokio::time::sleep(REST).await;
+            // The work runs as a write, so that it follows the transaction that wrote the row.
+            let taken = shared.clone();
+            let take = move |db: &Connection| rules::take(db, &taken, clock::now_ns());
+            let Ok(step) = self.names.database().write(take).await else {
+                // The driver reports the failure.
+                return;
+            };
+            step.committed(shared);
+            if step.due || step.more {
+                return;
+            }
+        }
+    }
+
+    /// Compares the feed with the rules, records ended jobs and existing files, and picks the next rule run. The database write in this
+    /// function follows the write that woke the driver.
     async fn next(
         &self,
         turns: &Arc<Mutex<SelectionState>>,
@@ -170,17 +214,24 @@ impl RuleRunner {
                     more |= runs::forget(db, rule)?;
                 }
                 if more {
-                    shared.rules.load_within(db)?;
+                    shared.rules.doubt();
                 }
             }
             let rules = shared.rules.all();
+            let mut next = NextStep::default();
             if !shared.rules.any() {
-                return Ok((RuleAction::Wait(None), Vec::new(), Vec::new()));
+                return Ok(next);
+            }
+            next.taken = rules::take(db, &shared, now)?;
+            if next.taken.more {
+                next.action = RuleAction::More;
+                return Ok(next);
             }
             let more = runs::settle(db, &shared.rules, now)? | walks::page(db, &shared, now)?;
             let (dropping, changes) = input_deletion::page(db, &shared, now)?;
+            next.changes = changes;
             let more = more | dropping;
-            let in_vain = match shared.rules.any_streaming()
+            next.in_vain = match shared.rules.any_streaming()
                 || rules.iter().any(|kept| kept.rule.hook.is_some())
             {
                 true => {
@@ -190,20 +241,27 @@ impl RuleRunner {
                 false => Vec::new(),
             };
             if let Some(reduce) = batches::next(db, &shared, &skipped, now)? {
-                return Ok((RuleAction::Reduce(reduce), in_vain, changes));
+                next.action = RuleAction::Reduce(reduce);
+                return Ok(next);
             }
             let mut turns = turns.lock();
             turns.keep(&rules);
             let held = Deferred::read(db, &shared)?;
-            let found = match turns.next(db, &rules, &skipped, (&held, now))? {
+            next.action = match turns.next(db, &rules, &skipped, (&held, now))? {
                 DriverStep::Trigger(picked) => RuleAction::Trigger(picked),
                 DriverStep::Wait(_) if more => RuleAction::More,
                 DriverStep::Wait(at) if at.is_some() && held.any() => RuleAction::Deferred(at),
                 DriverStep::Wait(at) => RuleAction::Wait(at),
             };
-            Ok((found, in_vain, changes))
+            Ok(next)
         };
-        let (found, in_vain, changes) = self.names.database().write(work).await?;
+        let NextStep {
+            action,
+            in_vain,
+            changes,
+            taken,
+        } = self.names.database().write(work).await?;
+        taken.committed(self.names.shared());
         if !changes.is_empty() {
             let session = 0;
             self.names.tell(Changed { session, changes });
@@ -211,7 +269,7 @@ impl RuleRunner {
         for job in in_vain {
             let _ = self.driver.send(DriverMessage::Cancel(JobId(job)));
         }
-        Ok(found)
+        Ok(action)
     }
 
     /// Deletes the rows of rule runs of removed rules.

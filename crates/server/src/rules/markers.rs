@@ -4,9 +4,10 @@
 //! these files are queued.
 
 use super::driver::RuleRunner;
+use crate::clock;
 use std::collections::BTreeSet;
 use std::time::Duration;
-use tidemill_meta::rules::{batches, walks};
+use tidemill_meta::rules::{self, batches, walks};
 use tidemill_meta::shared::NamesShared;
 use tidemill_meta::{Connection, Fault};
 use tokio::task::JoinSet;
@@ -97,7 +98,10 @@ impl RuleRunner {
     /// Closes the open batch of a hook if all files closed before its marker are queued. Returns whether the batch needs no further check.
     async fn try_end_marked(&self, rule: u64) -> Result<bool, Fault> {
         let shared = self.names.shared().clone();
-        let look = move |db: &Connection| before(db, &shared, rule);
+        let look = move |db: &Connection| {
+            rules::take_all(db, &shared, clock::now_ns())?;
+            before(db, &shared, rule)
+        };
         let Some(before) = self.names.database().write(look).await? else {
             return Ok(true);
         };
@@ -112,7 +116,12 @@ impl RuleRunner {
         {
             return Ok(false);
         }
-        let end = move |db: &Connection| batches::end_marked(db, rule, before.batch);
+        let shared = self.names.shared().clone();
+        let end = move |db: &Connection| {
+            // Files that were sealed since the first look belong to the batch.
+            rules::take_all(db, &shared, clock::now_ns())?;
+            batches::end_marked(db, rule, before.batch)
+        };
         self.names.database().write(end).await?;
         self.names.shared().rules.wake();
         Ok(true)

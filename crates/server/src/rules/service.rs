@@ -13,7 +13,7 @@ use tidemill_lang::script::TextForm;
 use tidemill_meta::rules::batches::{end_open, files_written};
 use tidemill_meta::rules::runs::{self, MatchState};
 use tidemill_meta::rules::{
-    RULES_EACH_MAX, RULES_MAX, StoredRule, check_users, definitions, directory, jobs, walks,
+    self, RULES_EACH_MAX, RULES_MAX, StoredRule, check_users, definitions, directory, jobs, walks,
 };
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::visibility::Visibility;
@@ -101,6 +101,26 @@ impl RuleService {
                 )))
             }
             [one, ..] => Ok(Arc::clone(one)),
+        }
+    }
+
+    /// Lets the rules see all changes so far, so that an answer has the rule runs of files that were just closed.
+    async fn settle(&self) {
+        let names = self.names();
+        loop {
+            let shared = names.shared().clone();
+            let take = move |db: &Connection| rules::take(db, &shared, clock::now_ns());
+            // Without space for new rule runs, the answer has the earlier ones.
+            let Ok(step) = names.database().write(take).await else {
+                return;
+            };
+            step.committed(names.shared());
+            if step.due {
+                names.shared().rules.wake();
+            }
+            if !step.more {
+                return;
+            }
         }
     }
 
@@ -268,17 +288,21 @@ fn readable(
     Ok(None)
 }
 
-/// Writes to the database, and then reads all rules again.
+/// Changes the rules in the database, and reads all rules again.
 async fn write<T: Send + 'static>(
     names: &SqliteNames,
     work: impl FnOnce(&Connection) -> Result<T, Fault> + Send + 'static,
 ) -> Result<T, Fault> {
-    let (shared, database) = (names.shared().clone(), names.database());
-    let written = database.write(work).await;
-    // The memory has to agree with the stored state.
-    let loaded = database.write(move |db| shared.rules.load(db)).await;
-    let written = written?;
-    loaded?;
+    let shared = names.shared().clone();
+    let work = move |db: &Connection| {
+        let (root, now) = (Caller::root(), clock::now_ns());
+        let tx = Tx::new(db, &shared, &root, 0, now);
+        tx.settle_rules()?;
+        let done = work(db)?;
+        tx.reload_rules()?;
+        Ok(done)
+    };
+    let written = names.database().write(work).await?;
     names.shared().rules.wake();
     Ok(written)
 }
@@ -320,7 +344,11 @@ pub(super) async fn retry(names: &SqliteNames, id: u64, path: String) -> Result<
 
 /// Closes the open batch of a hook. Returns the batch's number; `None` if no batch is open.
 pub(super) async fn end_batch(names: &SqliteNames, id: u64) -> Result<Option<u64>, Fault> {
-    let end = move |db: &Connection| end_open(db, id);
+    let shared = names.shared().clone();
+    let end = move |db: &Connection| {
+        rules::take_all(db, &shared, clock::now_ns())?;
+        end_open(db, id)
+    };
     let ended = names.database().write(end).await?;
     names.shared().rules.wake();
     Ok(ended)
@@ -457,6 +485,7 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::ListRulesReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
+        self.settle().await;
         let name = &request.get_ref().name;
         let rules = if name.is_empty() {
             let all = self.names().shared().rules.all();
@@ -475,6 +504,7 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::Rule>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
+        self.settle().await;
         let v1::PauseRuleRequest { name, paused, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
         let paused = write(self.names(), move |db| definitions::pause(db, id, paused)).await;
@@ -488,6 +518,7 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::Rule>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
+        self.settle().await;
         let kept = self.own(&caller, &request.get_ref().name)?;
         let shown = self.shown(&kept, true)?;
         let removed = remove(&self.rule_runner, kept).await;
@@ -523,6 +554,7 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::RuleLogReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
+        self.settle().await;
         let request = request.into_inner();
         let id = self.own(&caller, &request.name)?.id;
         let known = |name: &String| {
@@ -556,6 +588,7 @@ impl v1::rules_server::Rules for RuleService {
     ) -> Result<Response<v1::RetryRuleReply>, Status> {
         let credentials = request.get_ref().credentials.clone();
         let caller = self.access.caller(&request, credentials.as_ref())?;
+        self.settle().await;
         let v1::RetryRuleRequest { name, path, .. } = request.into_inner();
         let id = self.own(&caller, &name)?.id;
         let rule_runs = retry(self.names(), id, path).await;

@@ -1,14 +1,14 @@
 //! gRPC service of workspaces, and the removal of ended workspaces. The workspaces themselves are in `names/workspaces.rs`.
 
-mod waits;
-
 use crate::access::Access;
 use crate::chores::{Chore, Due, Step};
 use crate::clock;
+use crate::feed::{FeedWaiters, Interest};
 use crate::namespace_service::refused;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::budget::AccessLimits;
+use tidemill_meta::feed::AwaitedPath;
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::workspaces::{
     PathObject, SILENCE, WorkspaceRefusal, WorkspaceResult, next_work,
@@ -17,7 +17,6 @@ use tidemill_meta::{Caller, Changed, Connection, Fault, SqliteNames};
 use tidemill_wire::v1;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
-use waits::{AwaitedEvent, FileWaiters};
 
 /// Interval at which the server checks leases while there are any.
 const LOOK: Duration = Duration::from_secs(1);
@@ -36,7 +35,7 @@ const WAITING_EACH_MAX: usize = 1024;
 pub(crate) struct WorkspaceService {
     names: Arc<SqliteNames>,
     access: Arc<Access>,
-    waits: Arc<FileWaiters>,
+    waiters: Arc<FeedWaiters>,
     space: Arc<AccessLimits>,
 }
 
@@ -55,11 +54,15 @@ fn status(refusal: &WorkspaceRefusal) -> Status {
 }
 
 impl WorkspaceService {
-    pub(crate) fn new(names: &Arc<SqliteNames>, access: &Arc<Access>) -> Self {
+    pub(crate) fn new(
+        names: &Arc<SqliteNames>,
+        access: &Arc<Access>,
+        waiters: &Arc<FeedWaiters>,
+    ) -> Self {
         Self {
             names: names.clone(),
             access: access.clone(),
-            waits: Arc::default(),
+            waiters: waiters.clone(),
             space: AccessLimits::new(WAITING_MAX, WAITING_EACH_MAX),
         }
     }
@@ -95,25 +98,18 @@ impl WorkspaceService {
         if let PathObject::File(attr) = self.look_for(caller, path).await? {
             return Ok(attr);
         }
-        let waiter = self.waits.enter(&self.names);
-        let mut found = PathObject::Nothing;
+        let unknown = Interest::File(AwaitedPath::unknown(path));
+        let waiter = self.waiters.enter(&self.names, unknown)?;
         loop {
-            let bell = waiter.bell(&AwaitedEvent::of(path, &found));
-            let (mut rings, mut moved) = (
-                std::pin::pin!(bell.notified()),
-                std::pin::pin!(waiter.moved.notified()),
-            );
-            // Changes that are committed from here on are noticed.
-            rings.as_mut().enable();
-            moved.as_mut().enable();
             match self.look_for(caller, path).await? {
                 PathObject::File(attr) => return Ok(attr),
-                // The wait continues for another key.
-                now if now != found => found = now,
-                _ => tokio::select! {
-                    () = rings => {}
-                    () = moved => {}
-                },
+                PathObject::Awaited(awaited) => {
+                    // A change since the look may concern only the new state, so the path is looked up once more.
+                    if !waiter.set(awaited) {
+                        waiter.woken().await;
+                    }
+                }
+                PathObject::Other => waiter.woken().await,
             }
         }
     }
@@ -303,8 +299,7 @@ const _: () = assert!(PAUSE_MAX.as_secs() < SILENCE.as_secs());
 #[cfg(test)]
 mod tests {
     use super::*;
-    use futures_util::FutureExt;
-    use tidemill_meta::{Change, ids};
+    use tidemill_meta::ids;
     use tidemill_wire::v1::Kind;
 
     const SECOND_NS: i64 = 1_000_000_000;
@@ -565,49 +560,5 @@ mod tests {
         (ended.last, ended.unheard) = (Some(clock::now_ns() - SECOND_NS), false);
         look(&mut ended).await;
         assert!(at(&names, 0, |tx| tx.workspaces_shown()).is_empty());
-    }
-
-    /// A file is created, sealed or moved, in all orders. Each order wakes the waiter of the file, and no other event wakes it.
-    #[tokio::test]
-    async fn workspace_waiter_is_woken_only_by_event_of_its_file() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("server.db");
-        let names = Arc::new(SqliteNames::open(&path, (0, 0)).unwrap());
-        let waits = Arc::new(FileWaiters::default());
-        let waiter = waits.enter(&names);
-        let [name, other, sealed] = [
-            AwaitedEvent::of(b"/workspaces/r/f", &PathObject::Nothing),
-            AwaitedEvent::of(b"/workspaces/r/g", &PathObject::Nothing),
-            AwaitedEvent::of(b"/workspaces/r/f", &PathObject::Unsealed(7)),
-        ];
-        let ring = |change: Change| {
-            names.tell(Changed {
-                session: 3,
-                changes: vec![change],
-            });
-        };
-        for (key, change, moved) in [
-            (&name, Change::Entry(9, b"f".to_vec()), false),
-            (&sealed, Change::Sealed(7), false),
-            (&AwaitedEvent::AnySealed, Change::Sealed(8), false),
-            (&other, Change::Moved, true),
-        ] {
-            let bell = waiter.bell(key);
-            let silent = waiter.bell(&AwaitedEvent::Sealed(6));
-            let heard = async {
-                if moved {
-                    waiter.moved.notified().await
-                } else {
-                    bell.notified().await
-                }
-            };
-            let mut silent = std::pin::pin!(silent.notified());
-            silent.as_mut().enable();
-            let mut heard = std::pin::pin!(heard);
-            assert!(heard.as_mut().now_or_never().is_none());
-            ring(change);
-            heard.await;
-            assert!(silent.now_or_never().is_none());
-        }
     }
 }

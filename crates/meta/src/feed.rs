@@ -1,8 +1,16 @@
-//! File events: sealed versions, and renamed files and directories, in the order of their commits. The table `file_event` stores the events
-//! for clients that watch paths, so that a client misses no event while it is disconnected (next: `server/src/events.rs`).
+//! The feed: one row for each change of names and versions, in the order of the commits. The transaction that makes a change writes its
+//! row, and nothing else that follows from the change. The consumers read the rows after their cursors:
+//!
+//! - rules (`rules/matching.rs`, next: `server/src/rules/driver.rs`) and the index of headers (`index/headers.rs`, next:
+//!   `server/src/headers/driver.rs`) store their cursors in the table `counter`, together with the work that they take from the rows. Rows
+//!   are deleted only after these two consumers have taken them;
+//! - clients that watch paths have their cursors themselves (next: `server/src/events.rs`). This file answers their requests.
 
 use super::fault::Fault;
 use super::ids;
+use super::index::headers;
+use super::query::stored_enum;
+use super::rules;
 use super::transaction::Tx;
 use super::vnode::{Caller, InodeRecord, READ, SEARCH};
 use crate::Connection;
@@ -15,12 +23,12 @@ use tidemill_model::glob::Pattern;
 use tidemill_model::id::Inode;
 use tidemill_wire::v1::{self, Kind};
 
-/// Maximum number of stored file events.
+/// Maximum number of stored rows.
 pub const KEPT_MAX: i64 = 1 << 18;
-/// Number of the oldest file events that are deleted together when the maximum is exceeded.
+/// Number of the oldest rows that are deleted together when the maximum is exceeded.
 const FORGOTTEN: i64 = 1024;
-/// Maximum number of rows of file events read in one transaction.
-const PAGE: i64 = 1024;
+/// Maximum number of rows that a consumer reads in one transaction.
+pub(crate) const PAGE: i64 = 1024;
 /// Maximum number of names below a renamed directory that are examined.
 const WALK_MAX: usize = 1 << 14;
 /// Maximum number of file events, and of bytes of their paths and cursors, in one answer, which must fit into the answer of a label.
@@ -28,13 +36,30 @@ pub const ANSWER_MAX: usize = 256;
 const ANSWER_BYTES_MAX: usize = 32 << 10;
 const MICROSECOND_NS: i64 = 1000;
 
-/// Number of stored file events: counted once, then updated with each change.
+/// Number of stored rows: counted once, then updated with each change.
 #[derive(Debug)]
-pub struct EventCount(AtomicI64);
+pub struct FeedCount(AtomicI64);
 
-impl Default for EventCount {
+impl Default for FeedCount {
     fn default() -> Self {
         Self(AtomicI64::new(-1))
+    }
+}
+
+stored_enum! {
+    /// Kind of a change.
+    FeedKind {
+        /// A version of a file was sealed.
+        Sealed = 0,
+        /// A file with a sealed version received a name by a rename or a link.
+        Named = 1,
+        /// A directory received a name by a rename, and with it all files below the directory.
+        Directory = 2,
+        /// The write of a version has begun. Only recorded while a rule reads files that are being written.
+        Begun = 3,
+        /// A file without bytes, a file without a sealed version or a symbolic link received a name. Files may exist at the path or below it,
+        /// or may exist there after their seal under another path.
+        Appeared = 4,
     }
 }
 
@@ -105,42 +130,56 @@ impl EventPage {
     }
 }
 
-/// A row of the table `file_event`; object 0 means a directory.
+/// A row of the table `feed`.
 #[derive(Debug)]
-pub struct EventRow {
-    /// Number of the event: its time in microseconds since the Unix epoch, or the last number plus one if that is larger.
-    pub number: i64,
-    ino: u64,
-    /// Object of the version with the path at the event; 0 for a directory.
+pub struct FeedRow {
+    /// Number of the row: the time of the change in microseconds since the Unix epoch, or the last number plus one if that is larger.
+    pub seq: i64,
+    /// Kind of the change.
+    pub kind: FeedKind,
+    /// Inode of the file or directory.
+    pub ino: u64,
+    /// Object of the version at the change; 0 for a directory and a symbolic link.
     pub object: u64,
-    /// Path of the file or directory at the event, from the root and with the leading slash; not necessarily UTF-8.
+    /// Whether a user other than the owner and root has given the name.
+    pub by_other: bool,
+    /// Path of the file or directory at the change, from the root and with the leading slash; not necessarily UTF-8.
     pub path: Vec<u8>,
 }
 
 impl Tx<'_> {
-    /// Records a file event: a version was sealed under a name, or a file or directory received a name.
-    pub fn arrived(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
-        let sealed = vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0;
-        if path.is_empty() || !sealed && !vnode.is_dir() {
-            return Ok(());
+    /// Records that a version was sealed at a path.
+    pub(crate) fn feed_sealed(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+        match has_version(vnode) {
+            true => self.feed(FeedKind::Sealed, vnode, (vnode.object, false), path),
+            false => Ok(()),
         }
-        let object = if sealed { vnode.object } else { 0 };
-        // No number is assigned twice, even if a power failure loses the last commits.
-        let sql = "INSERT INTO file_event VALUES (max(?1, 1 + coalesce((SELECT max(number) FROM file_event), 0), \
-                   1 + (SELECT next FROM counter WHERE name = 'file_event')), ?2, ?3, ?4)";
-        let now = self.now / MICROSECOND_NS;
-        let row = params![now, vnode.ino.cast_signed(), object.cast_signed(), path];
-        query::execute(self.db, sql, row)?;
-        self.forget_events()
     }
 
-    /// Records a file event for a file or directory that received a name in a directory, and queues it for the rules that match.
-    pub(crate) fn arrived_in(
+    /// Records that the write of a version has begun.
+    pub(crate) fn feed_begun(&self, vnode: &InodeRecord) -> Result<(), Fault> {
+        let path = self.path_of(vnode.ino)?.unwrap_or_default();
+        self.feed(FeedKind::Begun, vnode, (vnode.writing, false), &path)
+    }
+
+    /// Records that a file has a version without bytes.
+    pub(crate) fn feed_appeared(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
+        self.feed(FeedKind::Appeared, vnode, (0, false), path)
+    }
+
+    /// Records that a file, directory or symbolic link has received a name in a directory.
+    pub(crate) fn feed_named(
         &self,
         vnode: &InodeRecord,
         directory: u64,
         name: &[u8],
     ) -> Result<(), Fault> {
+        let (kind, object) = match vnode.kind {
+            Kind::File if has_version(vnode) => (FeedKind::Named, vnode.object),
+            Kind::Directory => (FeedKind::Directory, 0),
+            Kind::File | Kind::Symlink => (FeedKind::Appeared, 0),
+            _ => return Ok(()),
+        };
         let Some(mut path) = self.path_of(directory)? else {
             return Ok(());
         };
@@ -148,33 +187,57 @@ impl Tx<'_> {
             path.push(b'/');
         }
         path.extend_from_slice(name);
-        self.trigger_for_moved(vnode, &path)?;
-        self.arrived(vnode, &path)
+        let by_other = ![0, vnode.uid].contains(&self.caller.uid);
+        self.feed(kind, vnode, (object, by_other), &path)
     }
 
-    fn forget_events(&self) -> Result<(), Fault> {
-        let EventCount(kept) = &self.shared.events;
+    fn feed(
+        &self,
+        kind: FeedKind,
+        vnode: &InodeRecord,
+        (object, by_other): (u64, bool),
+        path: &[u8],
+    ) -> Result<(), Fault> {
+        if path.is_empty() {
+            return Ok(());
+        }
+        // No number is assigned twice, even if a power failure loses the last commits.
+        let sql = "INSERT INTO feed VALUES (max(?1, 1 + coalesce((SELECT max(seq) FROM feed), 0), \
+                   1 + (SELECT next FROM counter WHERE name = 'feed')), ?2, ?3, ?4, ?5, ?6)";
+        let (now, ino) = (self.now / MICROSECOND_NS, vnode.ino.cast_signed());
+        let row = params![now, kind, ino, object.cast_signed(), by_other, path];
+        query::execute(self.db, sql, row)?;
+        self.shared.rules.wake_for_feed();
+        self.shared.headers.wake_for(kind, path);
+        self.forget_rows()
+    }
+
+    fn forget_rows(&self) -> Result<(), Fault> {
+        let FeedCount(kept) = &self.shared.feed;
         if kept.load(Ordering::Relaxed) < 0 {
-            let sql = "SELECT count(*) FROM file_event";
+            let sql = "SELECT count(*) FROM feed";
             let counted = self.db.sql.query_row(sql, [], |row| row.get::<_, i64>(0))?;
             kept.store(counted - 1, Ordering::Relaxed);
         }
         if kept.fetch_add(1, Ordering::Relaxed) < KEPT_MAX + FORGOTTEN {
             return Ok(());
         }
-        let sql = "SELECT number FROM file_event ORDER BY number LIMIT 1 OFFSET ?1";
+        let sql = "SELECT seq FROM feed ORDER BY seq LIMIT 1 OFFSET ?1";
         let last: Option<i64> = self
             .db
             .sql
             .query_row(sql, [FORGOTTEN - 1], |row| row.get(0))
             .optional()?;
         let Some(last) = last else { return Ok(()) };
-        let gone = self
+        // A consumer that lags by the whole feed slows the changes down, and misses none.
+        rules::take_until(self.db, self.shared, last, self.now)?;
+        headers::take_until(self.db, last)?;
+        let deleted = self
             .db
             .sql
-            .execute("DELETE FROM file_event WHERE number <= ?1", [last])?;
-        ids::raise(self.db, &[("file_event", last.cast_unsigned())])?;
-        kept.fetch_sub(i64::try_from(gone).unwrap_or(0), Ordering::Relaxed);
+            .execute("DELETE FROM feed WHERE seq <= ?1", [last])?;
+        ids::raise(self.db, &[("feed", last.cast_unsigned())])?;
+        kept.fetch_sub(i64::try_from(deleted).unwrap_or(0), Ordering::Relaxed);
         Ok(())
     }
 
@@ -198,7 +261,7 @@ impl Tx<'_> {
             };
         }
         let from = page.cursor.number - i64::from(page.cursor.within.is_some());
-        let rows = rows(self.db, from, PAGE)?;
+        let rows = rows(self.db, (from, i64::MAX), PAGE)?;
         page.more = rows.len() as u64 >= PAGE.unsigned_abs();
         for row in rows {
             if page.is_full(limit) {
@@ -209,12 +272,13 @@ impl Tx<'_> {
                 page.cursor = row.heard();
                 continue;
             };
-            if row.object == 0 {
+            if row.kind == FeedKind::Directory {
                 if !self.tell_below(&row, path, pattern, limit, &mut page)? {
                     page.more = true;
                     break;
                 }
-            } else if pattern.matches(&path[1..])
+            } else if row.is_file_event()
+                && pattern.matches(&path[1..])
                 && let Some(vnode) = self.seen_at(path, pattern)?
                 && (vnode.ino, vnode.object) == (row.ino, row.object)
             {
@@ -228,7 +292,7 @@ impl Tx<'_> {
     /// Adds the files in a renamed directory to the page; returns whether all of the files fit.
     fn tell_below(
         &self,
-        row: &EventRow,
+        row: &FeedRow,
         path: &str,
         pattern: &Pattern,
         limit: usize,
@@ -238,7 +302,7 @@ impl Tx<'_> {
             return Ok(true);
         }
         let heard = page.cursor.within.clone();
-        let heard = heard.filter(|_| page.cursor.number == row.number);
+        let heard = heard.filter(|_| page.cursor.number == row.seq);
         let Some(files) = self.files_below(row, path, pattern)? else {
             page.missed = true;
             return Ok(true);
@@ -251,7 +315,7 @@ impl Tx<'_> {
                 return Ok(false);
             }
             page.cursor = EventCursor {
-                number: row.number,
+                number: row.seq,
                 within: Some(path.clone()),
             };
             if let Some(vnode) = self.seen_at(&path, pattern)?
@@ -268,7 +332,7 @@ impl Tx<'_> {
     /// Returns the paths below a directory that match the pattern, in order; `None` if there are too many names.
     fn files_below(
         &self,
-        row: &EventRow,
+        row: &FeedRow,
         path: &str,
         pattern: &Pattern,
     ) -> Result<Option<Vec<String>>, Fault> {
@@ -333,17 +397,85 @@ impl Tx<'_> {
     }
 }
 
-impl EventRow {
+/// A path at which a file is awaited, with the state that decides about the rows of the feed that may concern the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AwaitedPath {
+    path: Vec<u8>,
+    /// Inode of the file if the file exists and may be sealed under another of its names; 0 otherwise.
+    pub ino: u64,
+    /// Whether the file may appear by a change of any path, since the path leads through symbolic links.
+    pub anywhere: bool,
+}
+
+impl AwaitedPath {
+    /// Returns the state of a path that was not looked up yet: any row may concern it.
+    pub fn unknown(path: &[u8]) -> Self {
+        Self {
+            path: path.to_vec(),
+            ino: 0,
+            anywhere: true,
+        }
+    }
+
+    /// Whether the file may exist after a change.
+    pub fn is_concerned(&self, row: &FeedRow) -> bool {
+        let below = self.path.strip_prefix(row.path.as_slice());
+        let below = below.is_some_and(|rest| rest.is_empty() || rest.starts_with(b"/"));
+        self.anywhere || below || (self.ino != 0 && self.ino == row.ino)
+    }
+}
+
+impl Tx<'_> {
+    /// Returns the present state of a path at which a file is awaited.
+    pub fn awaited(&self, path: &[u8]) -> Result<AwaitedPath, Fault> {
+        let (vnode, links) = self.resolve_counting_links(path);
+        let ino = match vnode {
+            Ok(vnode) => vnode.ino,
+            Err(fault) if fault.is_database_failure() => return Err(fault),
+            Err(_) => 0,
+        };
+        let mut names = path.split(|&byte| byte == b'/');
+        let odd = names.next().is_none_or(|first| !first.is_empty())
+            || names.any(|name| matches!(name, b"" | b"." | b".."));
+        Ok(AwaitedPath {
+            path: path.to_vec(),
+            ino,
+            anywhere: odd || links > 0,
+        })
+    }
+}
+
+fn has_version(vnode: &InodeRecord) -> bool {
+    vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0
+}
+
+impl FeedRow {
+    /// Whether a sealed version has appeared under the path of the row.
+    pub(crate) fn is_file_event(&self) -> bool {
+        matches!(self.kind, FeedKind::Sealed | FeedKind::Named)
+    }
+
+    /// Whether the change may concern a client that watches paths.
+    pub fn concerns(&self, pattern: &Pattern) -> bool {
+        let Ok(path) = std::str::from_utf8(&self.path) else {
+            return false;
+        };
+        match self.kind {
+            FeedKind::Directory => reaches(pattern, path),
+            _ => self.is_file_event() && pattern.matches(path.trim_start_matches('/')),
+        }
+    }
+
     fn heard(&self) -> EventCursor {
         EventCursor {
-            number: self.number,
+            number: self.seq,
             within: None,
         }
     }
 }
 
 /// Returns whether files below a directory may match the pattern.
-pub fn reaches(pattern: &Pattern, directory: &str) -> bool {
+fn reaches(pattern: &Pattern, directory: &str) -> bool {
     let own = pattern.directory();
     let directory = directory.trim_matches('/');
     let within = |above: &str, below: &str| {
@@ -353,14 +485,14 @@ pub fn reaches(pattern: &Pattern, directory: &str) -> bool {
     within(own, directory) || within(directory, own)
 }
 
-/// Returns the highest number of a deleted file event.
-fn floor(db: &Connection) -> Result<i64, Fault> {
-    Ok(ids::next(db, "file_event")?.cast_signed())
+/// Returns the highest number of a deleted row.
+pub fn floor(db: &Connection) -> Result<i64, Fault> {
+    Ok(ids::next(db, "feed")?.cast_signed())
 }
 
-/// Returns the highest number that a file event ever received.
+/// Returns the highest number that a row ever received.
 pub fn last(db: &Connection) -> Result<i64, Fault> {
-    let sql = "SELECT max(number) FROM file_event";
+    let sql = "SELECT max(seq) FROM feed";
     let last: Option<i64> = db
         .sql
         .prepare_cached(sql)?
@@ -368,15 +500,21 @@ pub fn last(db: &Connection) -> Result<i64, Fault> {
     Ok(last.unwrap_or(0).max(floor(db)?))
 }
 
-/// Returns the next rows of file events after a number.
-pub fn rows(db: &Connection, after: i64, limit: i64) -> Result<Vec<EventRow>, Fault> {
-    let sql = "SELECT number, ino, object, path FROM file_event WHERE number > ?1 ORDER BY number LIMIT ?2";
-    query::rows(db, sql, [after, limit], |row| {
-        Ok(EventRow {
-            number: row.get(0)?,
-            ino: query::unsigned(row, 1)?,
-            object: query::unsigned(row, 2)?,
-            path: row.get(3)?,
+/// Returns the next rows after the first of two numbers, up to and including the second.
+pub fn rows(
+    db: &Connection,
+    (after, until): (i64, i64),
+    limit: i64,
+) -> Result<Vec<FeedRow>, Fault> {
+    let sql = "SELECT seq, kind, ino, object, by_other, path FROM feed WHERE seq > ?1 AND seq <= ?2 ORDER BY seq LIMIT ?3";
+    query::rows(db, sql, [after, until, limit], |row| {
+        Ok(FeedRow {
+            seq: row.get(0)?,
+            kind: row.get(1)?,
+            ino: query::unsigned(row, 2)?,
+            object: query::unsigned(row, 3)?,
+            by_other: row.get(4)?,
+            path: row.get(5)?,
         })
     })
 }
@@ -423,7 +561,7 @@ mod tests {
         let vnode = tx.resolve(path.as_bytes(), true)?;
         let sql = "UPDATE inode SET version = version + 1, object = 1000 * ino + version + 1 WHERE ino = ?1";
         tx.db.sql.execute(sql, [vnode.ino.cast_signed()])?;
-        tx.arrived(&InodeRecord::get(tx.db, vnode.ino)?, path.as_bytes())
+        tx.feed_sealed(&InodeRecord::get(tx.db, vnode.ino)?, path.as_bytes())
     }
 
     fn put(names: &SqliteNames, path: &'static str, mode: u32) {
@@ -598,7 +736,7 @@ mod tests {
         let begin = now(&names);
         with(&names, |tx| {
             let sql = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < ?1) \
-                       INSERT INTO file_event SELECT ?2 + i, 1, 7, CAST('/x' AS BLOB) FROM n";
+                       INSERT INTO feed SELECT ?2 + i, 0, 1, 7, 0, CAST('/x' AS BLOB) FROM n";
             let floor = floor(tx.db)?;
             Ok(tx.db.sql.execute(sql, [KEPT_MAX + FORGOTTEN, floor])?)
         });
@@ -606,8 +744,9 @@ mod tests {
         put(&names, "/a", 0o644);
         let reported = page(&names, 0, "a", &begin, 100);
         assert!(reported.missed);
-        let known = with(&names, |tx| Ok(rows(tx.db, 0, i64::MAX)?.len()));
-        assert_eq!(known as i64, KEPT_MAX + 1);
+        let known = with(&names, |tx| Ok(rows(tx.db, (0, i64::MAX), i64::MAX)?.len()));
+        // The file's creation and its seal have one row each.
+        assert_eq!(known as i64, KEPT_MAX + 2);
         // From there on no file event is missed.
         let mut since = reported.cursor;
         assert_eq!(since.number, begin.number + FORGOTTEN + PAGE);
@@ -629,5 +768,32 @@ mod tests {
             within: None,
         };
         assert!(page(&later, 0, "a", &old, 1).missed);
+    }
+
+    #[test]
+    fn awaited_path_is_concerned_by_its_name_directories_and_inode() {
+        let row = |path: &str, ino| FeedRow {
+            seq: 1,
+            kind: FeedKind::Sealed,
+            ino,
+            object: 7,
+            by_other: false,
+            path: path.into(),
+        };
+        let mut awaited = AwaitedPath::unknown(b"/run/a/b");
+        assert!(awaited.is_concerned(&row("/other", 5)));
+        awaited.anywhere = false;
+        for (path, concerned) in [
+            ("/run/a/b", true),
+            ("/run", true),
+            ("/run/a/bc", false),
+            ("/ru", false),
+            ("/run/a/b/c", false),
+        ] {
+            assert_eq!(awaited.is_concerned(&row(path, 5)), concerned, "{path}");
+        }
+        awaited.ino = 5;
+        assert!(awaited.is_concerned(&row("/other", 5)));
+        assert!(!awaited.is_concerned(&row("/other", 6)));
     }
 }

@@ -233,8 +233,7 @@ fn fsck_finds_and_repairs_orphans_and_missing_objects() {
     assert!(orphan.exists());
     // A week later.
     let database = cluster.path("server/server.db").display().to_string();
-    let later =
-        "UPDATE removal SET queued = queued - 8 * 86400 * 1000000000 WHERE object = 11145780";
+    let later = "UPDATE replica SET since = since - 8 * 86400 * 1000000000 WHERE object = 11145780";
     let moved = Command::new("sqlite3")
         .args([database.as_str(), later])
         .status();

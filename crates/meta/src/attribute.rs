@@ -145,7 +145,7 @@ impl Tx<'_> {
             OBJECT if vnode.object != 0 => number(vnode.object),
             DIRECTORY_NODE => vnode.node().and_then(|node| number(u64::from(node))),
             DIRECTORY_REPLICAS if vnode.object != 0 => {
-                let (wanted, _) = self.replicas_of(vnode.object)?;
+                let wanted = self.replicas_of(vnode.object)?;
                 number(wanted.into())
             }
             DIRECTORY_TIER => vnode.node().map(|node| {

@@ -2,7 +2,6 @@
 
 use super::fault::Fault;
 use super::placement::burst::sum_of;
-use super::placement::replicas::{COMING, CURRENT};
 use super::vnode::NO_NODE;
 use crate::Connection;
 use crate::query::{rows, unsigned};
@@ -14,25 +13,17 @@ use tidemill_wire::v1;
 /// Returns the nodes that have replicas of an object, intact or corrupt.
 pub fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT node FROM held WHERE object = ?1 \
-               UNION SELECT node FROM replica WHERE object = ?1 AND state = ?2";
-    rows(db, sql, params![object.cast_signed(), CURRENT], |row| {
-        row.get(0)
-    })
+               UNION SELECT node FROM replica WHERE object = ?1 AND want != 2 AND state >= 2";
+    rows(db, sql, [object.cast_signed()], |row| row.get(0))
 }
 
 /// Returns an SQL condition for versions with bytes that have an intact replica, but no intact replica on these nodes.
 fn nowhere(present: &[u32]) -> String {
     let present = listed(present);
-    let intact = |place: &str| {
-        format!(
-            "NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = held.object AND corruption.node = {place})"
-        )
-    };
-    let (first, other) = (intact("held.node"), intact("replica.node"));
     let somewhere = |within: &str| {
         format!(
-            "(held.node {within} ({present}) AND {first} OR EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object \
-             AND state = {CURRENT} AND replica.node {within} ({present}) AND {other}))"
+            "(held.node {within} ({present}) AND {FIRST_INTACT} OR EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object \
+             AND replica.node != held.node AND want != 2 AND state = 2 AND replica.node {within} ({present})))"
         )
     };
     format!(
@@ -81,8 +72,13 @@ pub fn lost_for_good(db: &Connection, removed: &BTreeSet<u32>) -> Result<u64, Fa
 }
 
 /// SQL expression for the number of intact replicas of a version, without replicas that are being created.
-const GOOD: &str = "((SELECT count(*) FROM replica WHERE replica.object = held.object AND state = 1) + 1 \
-     - (SELECT count(*) FROM corruption WHERE corruption.object = held.object))";
+const GOOD: &str = "((SELECT count(*) FROM replica WHERE replica.object = held.object AND replica.node != held.node \
+     AND want != 2 AND state = 2) + NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object \
+     AND replica.node = held.node AND state >= 3))";
+
+/// SQL condition: the first replica of a version is intact.
+const FIRST_INTACT: &str = "NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object \
+     AND replica.node = held.node AND state >= 3)";
 
 /// Returns the numbers of missing replicas, corrupt replicas and repairs in progress.
 pub fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
@@ -97,15 +93,13 @@ pub fn counted(db: &Connection, now: i64) -> Result<v1::HealthReply, Fault> {
         ))?,
         resting: count(&format!(
             "SELECT count(*) FROM short JOIN held USING (object) WHERE removed = 0 AND replicas > 1 AND has < {REPLICAS_MAX} \
-             AND at > {now} AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = {COMING})"
+             AND at > {now} AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = 1)"
         ))?,
-        corrupt: count("SELECT count(*) FROM corruption")?,
+        corrupt: count("SELECT count(*) FROM replica WHERE state >= 3")?,
         all_corrupt: count(&format!(
-            "SELECT count(*) FROM held WHERE object IN (SELECT object FROM corruption) AND {GOOD} < 1"
+            "SELECT count(*) FROM held WHERE object IN (SELECT object FROM replica WHERE state >= 3) AND {GOOD} < 1"
         ))?,
-        repairing: count(&format!(
-            "SELECT (SELECT count(*) FROM replica WHERE state = {COMING}) + (SELECT count(*) FROM corruption WHERE repairing = 1)"
-        ))?,
+        repairing: count("SELECT count(*) FROM replica WHERE state IN (1, 4)")?,
         bytes_left: count(&format!(
             "SELECT {} FROM short JOIN held USING (object) WHERE removed = 0 AND has < {REPLICAS_MAX}",
             sum_of(&format!("size * max(replicas - max({GOOD}, 0), 0)"))
@@ -139,7 +133,7 @@ fn ailing(
 
 /// SQL expression for the list of all nodes that store a version or once stored it.
 const HOLDERS: &str = "(held.node || coalesce((SELECT ',' || group_concat(node) FROM replica \
-     WHERE replica.object = held.object), ''))";
+     WHERE replica.object = held.object AND replica.node != held.node AND want != 2 AND state > 0), ''))";
 
 /// Returns the next files whose replicas were only on removed nodes: files after an object, up to a number of files.
 pub fn lost(
@@ -180,10 +174,10 @@ fn without_replica(
 /// Returns the next files with corrupt replicas: files after an object, up to a number of files.
 pub fn corrupt(db: &Connection, page: (u64, u32)) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
-        "SELECT held.object, path, size, group_concat(corruption.node), \
-         what || iif({GOOD} < 1, ', and no other replica exists', ''), max(repairing) \
-         FROM corruption CROSS JOIN held ON held.object = corruption.object WHERE corruption.object > ?1 \
-         GROUP BY corruption.object ORDER BY corruption.object LIMIT ?2"
+        "SELECT held.object, path, held.size, group_concat(bad.node), \
+         detail || iif({GOOD} < 1, ', and no other replica exists', ''), max(bad.state = 4) \
+         FROM replica AS bad CROSS JOIN held ON held.object = bad.object WHERE bad.state >= 3 AND bad.object > ?1 \
+         GROUP BY bad.object ORDER BY bad.object LIMIT ?2"
     );
     ailing(db, "corrupt", &sql, page)
 }
@@ -192,7 +186,7 @@ pub fn corrupt(db: &Connection, page: (u64, u32)) -> Result<Vec<v1::Ailing>, Fau
 pub fn short(db: &Connection, page: (u64, u32)) -> Result<Vec<v1::Ailing>, Fault> {
     let sql = format!(
         "SELECT short.object, path, size, {HOLDERS}, 'it has ' || max({GOOD}, 0) || ' of ' || replicas || ' replicas', \
-         EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = {COMING}) \
+         EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND state = 1) \
          FROM short CROSS JOIN held ON held.object = short.object \
          WHERE short.object > ?1 AND removed = 0 AND replicas > 1 AND has < {REPLICAS_MAX} ORDER BY short.object LIMIT ?2"
     );

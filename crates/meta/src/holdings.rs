@@ -2,7 +2,7 @@
 //! removal (next: `server/src/removal.rs`).
 
 use super::fault::Fault;
-use super::placement::replicas::{self, CURRENT};
+use super::placement::replicas;
 use super::shared::NamesShared;
 use super::transaction::Tx;
 use super::vnode::Caller;
@@ -35,9 +35,9 @@ pub fn of_node(db: &Connection, node: u32) -> Result<BTreeMap<u64, SealedVersion
                UNION ALL SELECT replica.object, inode.ino, held.size, inode.uid, inode.gid, inode.mode FROM replica \
                CROSS JOIN held ON held.object = replica.object \
                CROSS JOIN inode ON inode.ino = held.ino AND inode.object = held.version \
-               WHERE replica.node = ?1 AND replica.state = ?3";
+               WHERE want != 2 AND replica.node = ?1 AND replica.state >= 2 AND held.node != ?1";
     let mut statement = db.sql.prepare(sql)?;
-    let rows = statement.query_map(params![node, Kind::File as i32, CURRENT], |row| {
+    let rows = statement.query_map(params![node, Kind::File as i32], |row| {
         let held = SealedVersion {
             ino: unsigned(row, 1)?,
             size: unsigned(row, 2)?,
@@ -99,9 +99,8 @@ pub fn unknown(
     let mut known = db.sql.prepare_cached(
         "SELECT EXISTS (SELECT 1 FROM version WHERE object = ?1 AND removed = 0 AND (replicas = 1 OR node = ?2))
              OR EXISTS (SELECT 1 FROM part WHERE part = ?1 AND node = ?2)
-             OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2)
-             OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)
-             OR EXISTS (SELECT 1 FROM removal WHERE object = ?1 AND node = ?2)",
+             OR EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state > 0)
+             OR EXISTS (SELECT 1 FROM writing WHERE object = ?1)",
     )?;
     for &object in objects {
         let listed: bool =

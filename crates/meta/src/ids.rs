@@ -202,7 +202,7 @@ impl Tx<'_> {
             ));
         }
         let sql = "SELECT 1 FROM version WHERE object = ?1 UNION ALL SELECT 1 FROM writing WHERE object = ?1 \
-                   UNION ALL SELECT 1 FROM removal WHERE object = ?1 UNION ALL SELECT 1 FROM part WHERE part = ?1";
+                   UNION ALL SELECT 1 FROM replica WHERE object = ?1 AND want = 2 UNION ALL SELECT 1 FROM part WHERE part = ?1";
         if exists(self.db, sql, [object.cast_signed()])? {
             return Err(Fault::Malformed(
                 "the object id was used before; reserve a new id",

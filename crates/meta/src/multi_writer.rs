@@ -811,7 +811,7 @@ mod tests {
         }
 
         fn removed(&self) -> Vec<u64> {
-            self.objects("SELECT object FROM removal WHERE node >= 0 ORDER BY object")
+            self.objects("SELECT object FROM replica WHERE want = 2 AND node >= 0 ORDER BY object")
         }
 
         fn objects(&self, sql: &str) -> Vec<u64> {
@@ -1108,7 +1108,7 @@ mod tests {
 
     #[test]
     fn multi_writer_file_rewrite_or_removal_deletes_burst_tier_records() {
-        let tier = "SELECT object FROM burst ORDER BY object";
+        let tier = "SELECT object FROM replica WHERE tier IS NOT NULL ORDER BY object";
         for again in [false, true] {
             let mut bench = MultiWriterBench::new();
             let shared = bench.names.shared().clone();

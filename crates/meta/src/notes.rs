@@ -5,7 +5,6 @@
 
 use super::fault::Fault;
 use super::paths::path_of;
-use super::placement::replicas::CURRENT;
 use super::rules::definitions;
 use super::transaction::Tx;
 use super::vnode::{InodeRecord, NO_NODE};
@@ -54,9 +53,9 @@ pub fn changed(db: &Connection, vnode: &InodeRecord) -> Result<(), Fault> {
     let node = if vnode.object == 0 { ALL } else { vnode.node };
     // Nodes with replicas of the file's version know the file, too.
     let sql = "INSERT INTO note SELECT ?1, ?2, 1 UNION ALL SELECT node, ?2, 1 FROM replica \
-               WHERE object = ?3 AND state = ?4 ON CONFLICT DO UPDATE SET changes = changes + 1";
+               WHERE object = ?3 AND node != ?1 AND want != 2 AND state >= 2 ON CONFLICT DO UPDATE SET changes = changes + 1";
     let (ino, object) = (vnode.ino.cast_signed(), vnode.object.cast_signed());
-    query::execute(db, sql, params![node, ino, object, CURRENT])
+    query::execute(db, sql, params![node, ino, object])
 }
 
 /// Records that a node now has a replica of a version and needs a note about the version's file.
@@ -266,10 +265,11 @@ fn layout(db: &Connection, vnode: &InodeRecord) -> Result<Option<v1::Layout>, Fa
 
 /// Returns the wanted number of replicas of a version, and whether a node has a replica other than the first.
 fn replicas(db: &Connection, object: u64, node: u32) -> Result<(u32, bool), Fault> {
-    let sql = "SELECT replicas, EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3) \
+    let sql = "SELECT replicas, EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2 \
+               AND replica.node != version.node AND want != 2 AND state >= 2) \
                FROM version WHERE object = ?1";
     let mut statement = db.sql.prepare_cached(sql)?;
-    let row = params![object.cast_signed(), node, CURRENT];
+    let row = params![object.cast_signed(), node];
     let found = statement.query_row(row, |row| Ok((row.get(0)?, row.get(1)?)));
     Ok(found.optional()?.unwrap_or((1, false)))
 }

@@ -185,14 +185,9 @@ impl Tx<'_> {
     /// Returns the layout of a version: the nodes and replicas of each part.
     pub(crate) fn layout_of(&self, vnode: &InodeRecord) -> Result<Layout, Fault> {
         let others = |part: &mut Part| -> Result<(), Fault> {
-            let others = replicas::others(self.db, part.object.0)?.into_iter();
-            let first = &mut part.replicas[0];
-            first.state = replicas::state_of_first(self.db, part.object.0, first.node.0)?;
-            part.replicas
-                .extend(others.map(|(node, state)| layout::Replica {
-                    node: NodeId(node),
-                    state,
-                }));
+            let all = replicas::all(self.db, part.object.0, part.replicas[0].node)?.into_iter();
+            let all = all.map(|(node, state)| layout::Replica { node, state });
+            part.replicas = all.collect();
             Ok(())
         };
         let Some((unit, rows)) = parts(self.db, vnode.object)? else {
@@ -355,8 +350,8 @@ fn unused(
     shared: &NamesShared,
     max: usize,
 ) -> Result<Vec<u64>, Fault> {
-    let sql = "SELECT object FROM removal WHERE node = ?1 AND queued < ?2 AND queued >= ?3 AND NOT EXISTS \
-               (SELECT 1 FROM rule_run WHERE rule_run.object = removal.object AND state <= 2) \
+    let sql = "SELECT object FROM replica WHERE want = 2 AND node = ?1 AND since < ?2 AND since >= ?3 AND NOT EXISTS \
+               (SELECT 1 FROM rule_run WHERE rule_run.object = replica.object AND rule_run.state <= 2) \
                AND object NOT IN (SELECT object FROM feed WHERE seq > ?4)";
     let compared = rules::position(db, shared)?;
     let mut statement = db.sql.prepare_cached(sql)?;

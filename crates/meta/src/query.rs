@@ -8,7 +8,7 @@ use rusqlite::{OptionalExtension as _, Params, Row};
 macro_rules! stored_enum {
     ($(#[$doc:meta])* $name:ident { $($(#[$each:meta])* $value:ident = $number:literal,)+ }) => {
         $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum $name {
             $(
                 $(#[$each])*

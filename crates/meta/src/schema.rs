@@ -137,8 +137,10 @@ CREATE TABLE label(label INTEGER PRIMARY KEY, node INTEGER NOT NULL, task INTEGE
   at INTEGER NOT NULL DEFAULT 0);
 ";
 
-// Nodes, replicas, removals, corruption, scrubs, migrations, the burst tier and the space that is reserved in it. `reserved_object` has the
-// objects of a reservation: closed ones with their bytes, until their node has removed them.
+// Nodes, replicas, objects to examine, scrubs, and reserved space in the burst tier. The first replica of a version has a row in `replica` only
+// if it deviates from an intact replica that stays.
+//
+// `replica.state` is `absent` 0, `coming` 1, `current` 2, `corrupt` 3 or `repairing` 4; `replica.want` is `keep` 0, `leave` 1 or `drop` 2.
 const PLACEMENT: &str = "
 CREATE TABLE node(node INTEGER PRIMARY KEY, state INTEGER NOT NULL DEFAULT 0, reviewed INTEGER NOT NULL DEFAULT 0,
   drain_began INTEGER, drain_listed INTEGER NOT NULL DEFAULT 0, drain_files INTEGER NOT NULL DEFAULT 0,
@@ -147,47 +149,34 @@ CREATE TABLE node(node INTEGER PRIMARY KEY, state INTEGER NOT NULL DEFAULT 0, re
   counted_ns INTEGER NOT NULL DEFAULT 0, basis TEXT, status BLOB);
 CREATE INDEX node_state ON node(state);
 CREATE INDEX node_draining ON node(drain_began) WHERE drain_began IS NOT NULL;
-CREATE TABLE replica(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, PRIMARY KEY(object,
-  node)) WITHOUT ROWID;
-CREATE INDEX replica_node ON replica(node);
+CREATE TABLE replica(object INTEGER NOT NULL, node INTEGER NOT NULL, state INTEGER NOT NULL, want INTEGER NOT NULL DEFAULT 0,
+  why INTEGER, target INTEGER, size INTEGER NOT NULL DEFAULT 0, since INTEGER NOT NULL DEFAULT 0, label INTEGER NOT NULL DEFAULT 0,
+  tier INTEGER, reservation INTEGER, detail TEXT, PRIMARY KEY(object, node)) WITHOUT ROWID;
+CREATE INDEX replica_keep ON replica(node) WHERE want != 2;
+CREATE INDEX replica_leave ON replica(node) WHERE want = 1;
+CREATE INDEX replica_drop ON replica(node) WHERE want = 2;
+CREATE INDEX replica_target ON replica(target) WHERE target IS NOT NULL;
+CREATE INDEX replica_corrupt ON replica(object) WHERE state >= 3;
+CREATE INDEX replica_tier ON replica(node, tier, since) WHERE tier IS NOT NULL;
+CREATE INDEX replica_reserved ON replica(reservation) WHERE reservation IS NOT NULL;
 CREATE TABLE short(object INTEGER PRIMARY KEY, has INTEGER NOT NULL, at INTEGER NOT NULL);
 CREATE INDEX short_has ON short(has, at);
-CREATE TABLE removal(node INTEGER NOT NULL, object INTEGER NOT NULL, queued INTEGER NOT NULL,
-  label INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(node, object)) WITHOUT ROWID;
-CREATE INDEX removal_object ON removal(object);
-CREATE TABLE corruption(object INTEGER NOT NULL, node INTEGER NOT NULL, what TEXT NOT NULL, at INTEGER NOT NULL,
-  repairing INTEGER NOT NULL DEFAULT 0, PRIMARY KEY(object, node)) WITHOUT ROWID;
 CREATE TABLE scrub(scrub INTEGER PRIMARY KEY, request INTEGER NOT NULL, node INTEGER NOT NULL, listed INTEGER NOT NULL,
   idle INTEGER NOT NULL, begun INTEGER NOT NULL, ended INTEGER NOT NULL, after INTEGER NOT NULL DEFAULT 0,
   labels INTEGER NOT NULL DEFAULT 0, objects INTEGER NOT NULL DEFAULT 0, bytes INTEGER NOT NULL DEFAULT 0,
   corrupt INTEGER NOT NULL DEFAULT 0);
 CREATE INDEX scrub_node ON scrub(node);
 CREATE TABLE verify(scrub INTEGER NOT NULL, object INTEGER NOT NULL, PRIMARY KEY(scrub, object)) WITHOUT ROWID;
-CREATE TABLE migration(source INTEGER NOT NULL, object INTEGER NOT NULL, target INTEGER, size INTEGER NOT NULL,
-  why INTEGER NOT NULL, PRIMARY KEY(source, object)) WITHOUT ROWID;
-CREATE INDEX migration_object ON migration(object);
-CREATE TABLE burst(object INTEGER PRIMARY KEY, node INTEGER NOT NULL, size INTEGER NOT NULL, at INTEGER NOT NULL,
-  state INTEGER NOT NULL, evict INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX burst_age ON burst(node, state, at);
 CREATE TABLE space_reservation(reservation INTEGER PRIMARY KEY, ino INTEGER NOT NULL, node INTEGER NOT NULL, bytes INTEGER NOT NULL,
   used INTEGER NOT NULL DEFAULT 0, uid INTEGER NOT NULL, bounded INTEGER NOT NULL, since INTEGER NOT NULL,
   until INTEGER NOT NULL);
 CREATE INDEX space_reservation_ino ON space_reservation(ino);
-CREATE TABLE reserved_object(object INTEGER PRIMARY KEY, reservation INTEGER NOT NULL, node INTEGER NOT NULL,
-  size INTEGER NOT NULL DEFAULT 0);
-CREATE INDEX reserved_object_reservation ON reserved_object(reservation);
-CREATE TRIGGER reserved_object_deleted AFTER DELETE ON removal BEGIN
-  UPDATE space_reservation SET used = max(used - (SELECT size FROM reserved_object WHERE object = OLD.object), 0) WHERE reservation =
-    (SELECT reservation FROM reserved_object WHERE object = OLD.object AND node = OLD.node);
-  DELETE FROM reserved_object WHERE object = OLD.object AND node = OLD.node;
+CREATE TRIGGER replica_deleted AFTER DELETE ON replica WHEN OLD.reservation IS NOT NULL BEGIN
+  UPDATE space_reservation SET used = max(used - OLD.size, 0) WHERE reservation = OLD.reservation;
 END;
 CREATE TRIGGER space_reservation_ended AFTER DELETE ON space_reservation BEGIN
-  DELETE FROM reserved_object WHERE reservation = OLD.reservation;
-END;
-CREATE TRIGGER reserved_object_closed AFTER INSERT ON burst BEGIN
-  UPDATE space_reservation SET used = used + min(NEW.size, (1 << 62) - min(used, 1 << 62)) WHERE reservation =
-    (SELECT reservation FROM reserved_object WHERE object = NEW.object AND node = NEW.node AND size = 0);
-  UPDATE reserved_object SET size = NEW.size WHERE object = NEW.object AND node = NEW.node;
+  DELETE FROM replica WHERE reservation = OLD.reservation AND state = 0 AND want = 0;
+  UPDATE replica SET reservation = NULL WHERE reservation = OLD.reservation;
 END;
 ";
 

@@ -4,7 +4,7 @@ use super::attribute;
 use super::fault::Fault;
 use super::overflow::ClientLocation;
 use super::parts::{self, Half};
-use super::placement::{self, burst, corruption, migrations, removals, under_replicated};
+use super::placement::{self, burst, migrations, removals};
 use super::remotes;
 use super::rules::runs::ABANDONED;
 use super::transaction::{Change, Tx};
@@ -808,12 +808,9 @@ impl Tx<'_> {
         let sql = "UPDATE version SET removed = 1 WHERE object = ?1 RETURNING replicas";
         let replicas: Option<u32> =
             query::find(self.db, sql, [object.cast_signed()], |row| row.get(0))?;
-        if replicas.is_some_and(|replicas| replicas > 1 || self.shared.nodes.moving()) {
+        let has_rows = self.shared.nodes.moving() || self.shared.corruption();
+        if replicas.is_some_and(|replicas| replicas > 1 || has_rows) {
             placement::forget_object(self.db, object, self.now)?;
-        }
-        if self.shared.corruption() {
-            corruption::forget(self.db, object)?;
-            under_replicated::forget(self.db, object)?;
         }
         attribute::keep_annotations(self.db, object)
     }
@@ -876,7 +873,7 @@ pub fn newest_writes(db: &Connection) -> Result<Vec<(u32, Time)>, Fault> {
 /// Returns whether a sealed version still has an object on a node, which includes an object that the node is yet to remove; `None` if no
 /// version with this object was sealed.
 pub fn is_stored(db: &Connection, object: u64) -> Result<Option<bool>, Fault> {
-    let sql = "SELECT removed = 0 OR EXISTS (SELECT 1 FROM removal WHERE removal.object = ?1) FROM version WHERE object = ?1";
+    let sql = "SELECT removed = 0 OR EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND want = 2) FROM version WHERE object = ?1";
     query::find(db, sql, [object.cast_signed()], |row| row.get(0))
 }
 

@@ -1,10 +1,12 @@
 //! Replicas: decides the next step for a sealed object that may have replicas on several nodes under one id. The steps lead to the wanted
 //! number of replicas, on nodes of different hosts first, and to no replica on a node that is to lose its replicas. A migration is a copy
-//! followed by a removal. This module does no I/O.
+//! followed by a removal. [`ReplicaRecord`] is the state of an object on one node as the database has it, [`NodeAbsences`] and [`OnlineNode`]
+//! are the view of the nodes, and [`ReplicaSet::next`] decides. This module does no I/O.
 
 use crate::id::{NodeId, ObjectId};
 use crate::layout::RESERVE_BYTES;
 use crate::random::RandomSource;
+use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
@@ -82,6 +84,128 @@ pub enum ReplicaState {
     Corrupt,
 }
 
+/// Wanted state of an object on a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WantedState {
+    /// The node keeps the object.
+    Keep,
+    /// The node keeps the object until there are enough other replicas.
+    Leave {
+        /// Node that must receive the replica; `None` for any node.
+        target: Option<NodeId>,
+        /// Whether the replica leaves its node even if the target can't take it.
+        anywhere: bool,
+    },
+    /// The node removes the object as soon as no client reads it.
+    Drop {
+        /// Whether a label removes the object already.
+        labelled: bool,
+    },
+}
+
+/// State of an object on one node, and the wanted state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReplicaRecord {
+    /// Node of the record.
+    pub node: NodeId,
+    /// State of the bytes: coming, current or corrupt; `None` if the node has no bytes of the object.
+    pub state: Option<ReplicaState>,
+    /// Wanted state.
+    pub want: WantedState,
+    /// Whether another replica is requested on this node.
+    pub requested: bool,
+    /// Whether the object is in the burst tier and was also stored in the capacity tier at the last check.
+    pub staged_out: bool,
+}
+
+impl ReplicaRecord {
+    fn is_kept(&self) -> bool {
+        !matches!(self.want, WantedState::Drop { .. })
+    }
+
+    /// Whether a reader may use an intact replica that is to be removed.
+    #[must_use]
+    pub fn is_readable_until_removal(&self) -> bool {
+        let waits = self.want == WantedState::Drop { labelled: false };
+        waits && self.state == Some(ReplicaState::Current)
+    }
+}
+
+/// Returns the replicas of an object, including replicas in progress. The replica on the node `first` is the first in the result; without a
+/// record it is intact.
+#[must_use]
+pub fn in_order(first: NodeId, records: &[ReplicaRecord]) -> Vec<(NodeId, ReplicaState)> {
+    let kept = records.iter().filter(|one| one.is_kept());
+    let kept = kept.filter_map(|one| Some((one.node, one.state?)));
+    let (firsts, others): (Vec<_>, Vec<_>) = kept.partition(|(node, _)| *node == first);
+    let state = firsts
+        .first()
+        .map_or(ReplicaState::Current, |(_, state)| *state);
+    std::iter::once((first, state)).chain(others).collect()
+}
+
+/// Returns the nodes that must keep a replica which they were to remove: the last intact replicas, if the first replica and all other
+/// replicas are corrupt.
+#[must_use]
+pub fn kept_back(first: NodeId, records: &[ReplicaRecord]) -> Vec<NodeId> {
+    let intact = in_order(first, records);
+    if intact
+        .iter()
+        .any(|(_, state)| *state == ReplicaState::Current)
+    {
+        return Vec::new();
+    }
+    let removed = records.iter().filter(|one| one.is_readable_until_removal());
+    removed.map(|one| one.node).collect()
+}
+
+/// Nodes that are absent or are drained, and the tier of nodes.
+#[derive(Clone, Debug, Default)]
+pub struct NodeAbsences {
+    /// Nodes that have been offline for longer than the repair delay, and nodes that were removed from the cluster.
+    pub lost: BTreeSet<u32>,
+    /// Nodes that are being drained.
+    pub emptied: BTreeSet<u32>,
+    /// Number of nodes that could hold replicas.
+    pub places: usize,
+    /// Nodes of the burst tier.
+    pub bursts: BTreeSet<u32>,
+}
+
+impl NodeAbsences {
+    /// Whether a node can be the target of a migration.
+    fn is_target(&self, node: NodeId) -> bool {
+        !self.lost.contains(&node.0) && !self.emptied.contains(&node.0)
+    }
+
+    /// Returns the state of a replica on a node that may be absent, and the target of the replica's migration.
+    fn seen(
+        &self,
+        (node, state): (NodeId, ReplicaState),
+        want: WantedState,
+    ) -> (ReplicaState, Option<NodeId>) {
+        // If the wanted target can't take the object, the replica stays, unless it has to leave.
+        let (asked, target) = match want {
+            WantedState::Leave { target, anywhere } => {
+                let target = target.filter(|&target| self.is_target(target));
+                (anywhere || target.is_some(), target)
+            }
+            _ => (false, None),
+        };
+        let leaves = asked || self.emptied.contains(&node.0);
+        let lost = self.lost.contains(&node.0);
+        let is_burst = self.bursts.contains(&node.0);
+        let seen = match (leaves, lost, state) {
+            (true, false, ReplicaState::Current) => ReplicaState::Leaving,
+            (true, true, _) => ReplicaState::FailedLeaving,
+            (false, true, _) => ReplicaState::Failed,
+            (false, false, ReplicaState::Current) if is_burst => ReplicaState::Burst,
+            (_, false, state) => state,
+        };
+        (seen, target)
+    }
+}
+
 /// Online node that may take replicas.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OnlineNode {
@@ -152,6 +276,41 @@ pub enum ReplicaStep {
 }
 
 impl ReplicaSet {
+    /// Returns the set of replicas that records describe, given absent and drained nodes.
+    #[must_use]
+    pub fn new(
+        object: ObjectId,
+        (size, wanted): (u64, usize),
+        (first, records): (NodeId, &[ReplicaRecord]),
+        absent: &NodeAbsences,
+    ) -> Self {
+        let mut set = Self {
+            object,
+            size,
+            wanted,
+            holders: Vec::new(),
+            target: None,
+            places: absent.places,
+        };
+        for (node, state) in in_order(first, records) {
+            let record = records.iter().find(|one| one.node == node);
+            let want = record.map_or(WantedState::Keep, |one| one.want);
+            let (state, target) = absent.seen((node, state), want);
+            set.holders.push((node, state));
+            set.target = set.target.or(target);
+        }
+        let requested = records.iter().find(|one| one.requested);
+        let requested = requested.map(|one| one.node).filter(|node| {
+            let mut there = set.of(&[ReplicaState::Current, ReplicaState::Burst]);
+            !there.any(|holder| holder == *node)
+        });
+        set.target = set.target.or(requested);
+        let going = records.iter().filter(|one| !one.is_kept());
+        let going = going.map(|one| (one.node, ReplicaState::Going));
+        set.holders.extend(going);
+        set
+    }
+
     /// Returns the number of replicas that would remain if every copy under way failed and all planned deletions were carried out.
     #[must_use]
     pub fn left(&self) -> usize {
@@ -660,6 +819,79 @@ mod tests {
         moved.holders.pop();
         all[2].free_bytes = RESERVE_BYTES;
         assert_eq!(moved.next(&all), ReplicaStep::NoPlace);
+    }
+
+    /// For any records, a step reads only an intact replica, and neither a step nor a queued removal takes the last intact replica.
+    #[test]
+    fn steps_for_any_records_keep_an_intact_replica() {
+        for seed in 0..20_000 {
+            let mut dice = RandomSource::seeded(seed);
+            let mut roll = |sides: u32| u32::try_from(dice.next_u64() % u64::from(sides)).unwrap();
+            let all = sites(&["a", "b", "c", "a", "d"]);
+            let first = NodeId(roll(5));
+            let mut records = Vec::new();
+            for node in (0..5).map(NodeId).filter(|_| roll(2) == 0) {
+                let state = [None, Some(Coming), Some(Current), Some(Corrupt)];
+                let target = (roll(2) == 0).then_some(NodeId(roll(5)));
+                let want = match roll(if node == first { 3 } else { 5 }) {
+                    0 | 1 => WantedState::Keep,
+                    2 => WantedState::Leave {
+                        target,
+                        anywhere: roll(2) == 0,
+                    },
+                    labelled => WantedState::Drop {
+                        labelled: labelled == 3,
+                    },
+                };
+                records.push(ReplicaRecord {
+                    node,
+                    state: state[roll(4) as usize],
+                    want,
+                    requested: roll(8) == 0,
+                    staged_out: false,
+                });
+            }
+            let absent = NodeAbsences {
+                lost: (0..5).filter(|_| roll(8) == 0).collect(),
+                emptied: (0..5).filter(|_| roll(8) == 0).collect(),
+                places: 5,
+                bursts: [4].into(),
+            };
+            let intact: Vec<NodeId> = in_order(first, &records)
+                .into_iter()
+                .filter(|(_, state)| *state == Current)
+                .map(|(node, _)| node)
+                .collect();
+            let back = kept_back(first, &records);
+            let removed = records.iter().any(ReplicaRecord::is_readable_until_removal);
+            assert_eq!(
+                !back.is_empty(),
+                intact.is_empty() && removed,
+                "seed {seed}"
+            );
+            let online: Vec<OnlineNode> = all.into_iter().filter(|_| roll(5) != 0).collect();
+            let set = ReplicaSet::new(
+                ObjectId(7),
+                (5, 1 + roll(3) as usize),
+                (first, &records),
+                &absent,
+            );
+            match set.next(&online) {
+                ReplicaStep::Make { from, to } => {
+                    assert!(
+                        intact.contains(&from) && !intact.contains(&to),
+                        "seed {seed}"
+                    );
+                    let going = records.iter().filter(|one| !one.is_kept());
+                    assert!(going.into_iter().all(|one| one.node != to), "seed {seed}");
+                }
+                ReplicaStep::Remove { goes, .. } => {
+                    let stays = |node: &&NodeId| !goes.contains(node);
+                    assert!(intact.iter().any(|node| stays(&node)), "seed {seed}");
+                }
+                _ => {}
+            }
+        }
     }
 
     /// For any behaviour of the nodes, the steps lead to replicas on the wanted nodes, and at least one replica exists at all times.

@@ -11,7 +11,6 @@ use std::sync::mpsc::Sender;
 use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::{self, TierNode};
-use tidemill_meta::placement::migrations::{Migration, NOWHERE};
 use tidemill_meta::placement::nodes::NodeStates;
 use tidemill_meta::placement::under_replicated::{self, VersionFacts, due};
 use tidemill_meta::remotes;
@@ -20,7 +19,7 @@ use tidemill_meta::{Connection, Fault};
 use tidemill_model::id::{Inode, NodeId, ObjectId};
 use tidemill_model::label::{LabelInput, LabelOutput, Operation, Owner};
 use tidemill_model::layout::Selection;
-use tidemill_model::replicas::{OnlineNode, ReplicaSet, ReplicaState, ReplicaStep};
+use tidemill_model::replicas::{NodeAbsences, OnlineNode, ReplicaRecord, ReplicaSet, ReplicaStep};
 use tidemill_model::timers::Signals;
 
 /// Time until the next look while replicas are being created, or new files give way to programs that write.
@@ -120,33 +119,19 @@ impl Chore for MissingReplicas {
     }
 }
 
-/// Facts about absent or drained nodes that the tables of versions lack.
-#[derive(Debug)]
-pub(crate) struct NodeAbsences {
-    /// Nodes that have been offline for longer than the repair delay, and nodes that were removed from the cluster.
-    pub(crate) lost: BTreeSet<u32>,
-    /// Nodes that are being drained.
-    pub(crate) emptied: BTreeSet<u32>,
-    /// Number of nodes that could hold replicas.
-    pub(crate) places: usize,
-    /// Nodes of the burst tier.
-    pub(crate) bursts: BTreeSet<u32>,
-}
-
-impl NodeAbsences {
-    pub(crate) fn new(nodes: &NodeStates, cluster: &Cluster) -> Self {
-        let stores = cluster.stores();
-        let mut lost = nodes.lost();
-        lost.append(&mut nodes.removed());
-        let emptied = nodes.emptied();
-        let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
-        let places = stores.iter().filter(stays).count();
-        Self {
-            lost,
-            emptied,
-            places,
-            bursts: cluster.bursts(),
-        }
+/// Returns the absent and drained nodes.
+pub(crate) fn absences(nodes: &NodeStates, cluster: &Cluster) -> NodeAbsences {
+    let stores = cluster.stores();
+    let mut lost = nodes.lost();
+    lost.append(&mut nodes.removed());
+    let emptied = nodes.emptied();
+    let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
+    let places = stores.iter().filter(stays).count();
+    NodeAbsences {
+        lost,
+        emptied,
+        places,
+        bursts: cluster.bursts(),
     }
 }
 
@@ -156,65 +141,18 @@ pub(crate) fn short(
     object: u64,
     absent: &NodeAbsences,
 ) -> Result<UnderReplicated, Fault> {
-    let facts = under_replicated::facts(db, object, !absent.bursts.is_empty())?;
-    let mut kept = ReplicaSet {
-        object: ObjectId(object),
-        size: 0,
-        wanted: 0,
-        holders: Vec::new(),
-        target: None,
-        places: 0,
-    };
-    let mut not_written = Vec::new();
+    let facts = under_replicated::facts(db, object)?;
+    let (mut size, mut from, mut not_written) = ((0, 0), NodeId(0), Vec::new());
+    let mut records: &[ReplicaRecord] = &[];
     if let Some(facts) = &facts {
-        (kept.size, kept.wanted, kept.places) = (facts.size, facts.wanted, absent.places);
+        (size, from, records) = ((facts.size, facts.wanted), facts.first, &facts.records);
         not_written = remotes::read_only_nodes(db, &facts.path)?;
-        place(&mut kept, facts, absent);
     }
     Ok(UnderReplicated {
-        kept,
+        kept: ReplicaSet::new(ObjectId(object), size, (from, records), absent),
         facts,
         not_written,
     })
-}
-
-/// Determines the state of each replica from the requested migrations and the absent nodes, and the node for another replica.
-fn place(kept: &mut ReplicaSet, facts: &VersionFacts, absent: &NodeAbsences) {
-    let goes = |target: u32| !absent.lost.contains(&target) && !absent.emptied.contains(&target);
-    for &(node, state) in &facts.holders {
-        // If the wanted target can't take the version, the version stays, unless it has to leave.
-        let mut of = facts.migrations.iter();
-        let of =
-            of.find(|one| one.source == node.0 && (one.anywhere || one.target.is_some_and(goes)));
-        let leaves = of.is_some() || absent.emptied.contains(&node.0);
-        let state = match (leaves, absent.lost.contains(&node.0), state) {
-            (true, false, ReplicaState::Current) => ReplicaState::Leaving,
-            (true, true, _) => ReplicaState::FailedLeaving,
-            (false, true, _) => ReplicaState::Failed,
-            (false, false, ReplicaState::Current) if absent.bursts.contains(&node.0) => {
-                ReplicaState::Burst
-            }
-            (_, false, state) => state,
-        };
-        kept.holders.push((node, state));
-        let target = of.and_then(|one| one.target.filter(|&target| goes(target)));
-        kept.target = kept.target.or(target.map(NodeId));
-    }
-    let staged = staged(&facts.migrations, &kept.holders);
-    kept.target = kept.target.or(staged);
-    let removing = facts.removing.iter();
-    let removing = removing.map(|&node| (NodeId(node), ReplicaState::Going));
-    kept.holders.extend(removing);
-}
-
-/// Returns the node for which a replica was requested, or `None` if that node already has a replica.
-fn staged(migrations: &[Migration], holders: &[(NodeId, ReplicaState)]) -> Option<NodeId> {
-    let wanted = migrations.iter().find(|one| one.source == NOWHERE)?;
-    let target = NodeId(wanted.target?);
-    let states = [ReplicaState::Current, ReplicaState::Burst];
-    let mut there = holders.iter();
-    let has = there.any(|(node, state)| *node == target && states.contains(state));
-    (!has).then_some(target)
 }
 
 impl UnderReplicated {
@@ -237,7 +175,8 @@ impl UnderReplicated {
 
     /// Whether the version was staged out, but is no longer stored on any node of the capacity tier.
     pub(crate) fn stages_out_again(&self) -> bool {
-        let staged_out = self.facts.as_ref().is_some_and(|facts| facts.staged_out);
+        let mut records = self.facts.iter().flat_map(|facts| &facts.records);
+        let staged_out = records.any(|one| one.staged_out);
         staged_out && !self.is_deleted() && !self.kept.is_stored()
     }
 

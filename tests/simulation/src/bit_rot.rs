@@ -179,7 +179,7 @@ impl World {
             return false;
         }
         let sql = "SELECT node FROM version WHERE object = ?1 AND removed = 0 \
-                   UNION SELECT node FROM replica WHERE object = ?1 AND state = 1";
+                   UNION SELECT node FROM replica WHERE object = ?1 AND want != 2 AND state >= 2";
         let known = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([object.cast_signed()], |row| row.get::<_, u32>(0))?;
@@ -204,7 +204,8 @@ impl World {
     /// Checks that no client is sent to a replica that the server knows to be corrupt.
     pub(crate) fn check_served(&self, opened: &v1::Opened) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT EXISTS (SELECT 1 FROM corruption WHERE object = ?1 AND node = ?2)";
+        let sql =
+            "SELECT EXISTS (SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state >= 3)";
         let corrupt = server.read(|db| {
             let row = rusqlite::params![opened.object.cast_signed(), opened.node];
             db.query_row(sql, row, |row| row.get::<_, bool>(0))

@@ -56,11 +56,11 @@ impl World {
         );
         look(
             "an object is not removed yet",
-            self.ask("SELECT * FROM removal"),
+            self.ask("SELECT * FROM replica WHERE want = 2"),
         );
         look(
             "a replica is being made",
-            self.ask("SELECT * FROM replica WHERE state = 0"),
+            self.ask("SELECT * FROM replica WHERE state = 1"),
         );
         let lost = self.lost();
         let lost = lost
@@ -68,7 +68,7 @@ impl World {
             .map(u64::to_string)
             .collect::<Vec<_>>()
             .join(",");
-        let corrupt = format!("SELECT * FROM corruption WHERE object NOT IN ({lost})");
+        let corrupt = format!("SELECT * FROM replica WHERE state >= 3 AND object NOT IN ({lost})");
         look("a replica is corrupt", self.ask(&corrupt));
         look("something is corrupt", self.corrupt_objects());
         self.look_at_replicas(&lost, &mut look);
@@ -87,7 +87,14 @@ impl World {
         // All objects find a place: no node is full any more.
         look(
             "an object is not migrated yet",
-            self.ask("SELECT * FROM migration"),
+            self.ask("SELECT * FROM replica WHERE want = 1 OR target IS NOT NULL"),
+        );
+        look(
+            "a row says no more than its absence",
+            self.ask(
+                "SELECT * FROM replica WHERE want = 0 AND why IS NULL AND tier IS NULL AND reservation IS NULL \
+                 AND (state = 0 OR state = 2 AND node = (SELECT node FROM held WHERE held.object = replica.object))",
+            ),
         );
         self.look_at_others(&mut look);
         self.look_at_hooks(&mut look);
@@ -110,7 +117,8 @@ impl World {
         // Replicas in the burst tier do not count as wanted replicas.
         let has = format!(
             "(SELECT (version.node IN ({stores})) + count(*) FROM replica \
-             WHERE replica.object = version.object AND replica.node IN ({stores}))"
+             WHERE replica.object = version.object AND replica.node != version.node AND want != 2 AND state > 0 \
+             AND replica.node IN ({stores}))"
         );
         let short = format!(
             "SELECT version.* FROM short JOIN version USING (object) WHERE removed = 1 OR object NOT IN ({lost}) AND \
@@ -124,14 +132,13 @@ impl World {
         look("a version has too many replicas", self.ask(&surplus));
         look(
             "a version is not staged out",
-            self.ask("SELECT * FROM burst WHERE state != 2"),
+            self.ask("SELECT * FROM replica WHERE tier != 2"),
         );
         look(
             "an evicted object is reported to be in the burst tier",
             self.ask(
-                "SELECT * FROM burst WHERE NOT EXISTS (SELECT 1 FROM held WHERE held.object = burst.object \
-                 AND removed = 0 AND (held.node = burst.node OR EXISTS (SELECT 1 FROM replica \
-                 WHERE replica.object = burst.object AND replica.node = burst.node)))",
+                "SELECT * FROM replica WHERE tier IS NOT NULL AND (want = 2 OR state = 0 OR NOT EXISTS \
+                 (SELECT 1 FROM held WHERE held.object = replica.object AND removed = 0))",
             ),
         );
     }
@@ -263,7 +270,7 @@ impl World {
             let id = node.id;
             let sql = format!(
                 "SELECT object FROM inode WHERE node = {id} AND object != 0 \
-                 UNION SELECT object FROM replica WHERE node = {id} UNION SELECT part FROM part WHERE node = {id}"
+                 UNION SELECT object FROM replica WHERE node = {id} AND want != 2 AND state > 0 UNION SELECT part FROM part WHERE node = {id}"
             );
             let known: BTreeSet<String> = self.ask(&sql).into_iter().collect();
             let line = |object: &u64| format!("Integer({object})");

@@ -448,8 +448,8 @@ impl SimulatedHook {
             wrong.push((
                 "is in the burst tier and stored",
                 format!(
-                    "SELECT rule_run.object FROM rule_run {current} JOIN burst ON burst.object = rule_run.object \
-                     WHERE rule = {rule} AND rule_run.state = 3 AND ended > {changed} AND burst.state = 2 AND NOT {WANTED}"
+                    "SELECT rule_run.object FROM rule_run {current} JOIN replica ON replica.object = rule_run.object \
+                     WHERE rule = {rule} AND rule_run.state = 3 AND ended > {changed} AND replica.tier = 2 AND NOT {WANTED}"
                 ),
             ));
         }

@@ -249,9 +249,8 @@ impl World {
         let Some(server) = &self.server else {
             return false;
         };
-        let sql = "SELECT EXISTS (SELECT 1 FROM corruption CROSS JOIN label ON label.label = ?2 \
-                   WHERE corruption.object = ?1 AND corruption.at < label.at AND corruption.node NOT IN \
-                   (SELECT node FROM removal WHERE removal.object = ?1))";
+        let sql = "SELECT EXISTS (SELECT 1 FROM replica CROSS JOIN label ON label.label = ?2 \
+                   WHERE replica.object = ?1 AND state >= 3 AND want != 2 AND since < label.at)";
         let knew = server.read(|db| {
             let row = rusqlite::params![object.0.cast_signed(), live.label.id.0.cast_signed()];
             db.query_row(sql, row, |row| row.get(0))

@@ -187,7 +187,7 @@ impl World {
 
     fn take_lost(&mut self) {
         let Some(server) = &self.server else { return };
-        let sql = "SELECT ino, object, corruption.node FROM corruption CROSS JOIN inode USING (object) WHERE what = ?1";
+        let sql = "SELECT ino, object, replica.node FROM replica CROSS JOIN inode USING (object) WHERE detail = ?1";
         let found = server.read(|db| {
             let mut statement = db.prepare_cached(sql)?;
             let rows = statement.query_map([FORGOTTEN], |row| {
@@ -294,7 +294,7 @@ impl World {
         };
         let named = server.read(|db| {
             let mut statement =
-                db.prepare_cached("SELECT node, object FROM corruption WHERE what = ?1")?;
+                db.prepare_cached("SELECT node, object FROM replica WHERE detail = ?1")?;
             let rows = statement.query_map([FORGOTTEN], |row| {
                 Ok((row.get(0)?, row.get::<_, i64>(1)?.cast_unsigned()))
             })?;

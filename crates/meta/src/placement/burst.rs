@@ -1,10 +1,10 @@
-//! The burst tier: this module records which objects are on nodes of the tier (table `burst`), stages the objects out after a delay, and
+//! The burst tier: this module records which objects are on nodes of the tier (column `replica.tier`), stages the objects out after a delay, and
 //! evicts objects when space is needed. The module uses the mechanism of replicas. An object in the tier does not count as a wanted replica
-//! ([`tidemill_model::replicas::ReplicaState::Burst`]), so a replica is created on another node. A row of `migration` removes the object
-//! from the tier (next: `server/src/replicas.rs`).
+//! ([`tidemill_model::replicas::ReplicaState::Burst`]), so a replica is created on another node. A request to leave its node removes the
+//! object from the tier (next: `server/src/replicas.rs`).
 
-use super::migrations::{self, NOWHERE, Reason};
-use super::replicas::CURRENT;
+use super::migrations;
+use super::replicas::{self, Reason};
 use super::reservations;
 use super::under_replicated::{MIGRATIONS, schedule, schedule_burst};
 use crate::Connection;
@@ -108,7 +108,12 @@ impl Tx<'_> {
         node: u32,
         held_ns: i64,
     ) -> Result<(), Fault> {
-        let sql = "INSERT OR IGNORE INTO burst SELECT object, ?2, size, ?3, 0, 0 FROM held WHERE object = ?1";
+        if self.shared.bursts.reserved() {
+            reservations::closed(self.db, object, node)?;
+        }
+        let sql = "INSERT INTO replica(object, node, state, size, since, tier) SELECT object, ?2, 2, size, ?3, 0 FROM held \
+                   WHERE object = ?1 ON CONFLICT DO UPDATE SET state = max(state, 2), size = excluded.size, since = ?3, tier = 0 \
+                   WHERE tier IS NULL AND want != 2";
         execute(self.db, sql, params![object.cast_signed(), node, self.now])?;
         let after = self.shared.bursts.limits().after.0;
         let at = self
@@ -140,43 +145,38 @@ impl Tx<'_> {
     /// object is not in the tier.
     pub fn stays_in_burst(&self, object: u64) -> Result<Option<u64>, Fault> {
         let id = object.cast_signed();
-        let sql = "SELECT CASE state WHEN ?2 THEN size ELSE 0 END FROM burst WHERE object = ?1";
-        let bytes: Option<i64> = find(self.db, sql, params![id, TierState::Staged], |row| {
-            row.get(0)
-        })?;
+        let sql = "SELECT CASE tier WHEN 2 THEN size ELSE 0 END FROM replica WHERE object = ?1 AND tier IS NOT NULL";
+        let bytes: Option<i64> = find(self.db, sql, [id], |row| row.get(0))?;
         if bytes.is_some() {
-            migrations::cancel(self.db, object, Reason::Evict)?;
-            let sql = "UPDATE burst SET at = ?2 WHERE object = ?1 AND state = ?3";
-            let row = params![id, self.now, TierState::Staged];
-            execute(self.db, sql, row)?;
+            migrations::cancel_eviction(self.db, object)?;
+            let sql = "UPDATE replica SET since = ?2 WHERE object = ?1 AND tier = 2";
+            execute(self.db, sql, params![id, self.now])?;
         }
         Ok(bytes.map(i64::cast_unsigned))
     }
 
     /// Returns the node of the burst tier to which an object is about to be copied.
     pub fn comes_to_burst(&self, object: u64) -> Result<Option<u32>, Fault> {
-        let sql = "SELECT target FROM migration WHERE source = ?1 AND object = ?2";
-        let key = params![NOWHERE, object.cast_signed()];
-        find(self.db, sql, key, |row| row.get(0))
+        let sql = "SELECT node FROM replica WHERE object = ?1 AND why = 4";
+        find(self.db, sql, [object.cast_signed()], |row| row.get(0))
     }
 
     /// Requests that a stored object is copied to a node of the burst tier.
     pub fn stage_in(&self, object: u64, node: u32) -> Result<(), Fault> {
-        let nodes = (NOWHERE, Some(node));
-        migrations::request(self.db, object, nodes, Reason::StageIn, self.now)
+        migrations::stage_in(self.db, object, node, self.now)
     }
 
     /// Returns the number of bytes that are about to be copied to a node of the burst tier.
     pub fn coming_to_burst(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
-        let sql = format!("SELECT {bytes} FROM migration WHERE why = ?1 AND target = ?2");
-        number(self.db, &sql, params![Reason::StageIn, node])
+        let sql = format!("SELECT {bytes} FROM replica WHERE target = ?1 AND why = 4");
+        number(self.db, &sql, [node])
     }
 
     /// Returns the number of bytes on a node of the burst tier that are staged out and can be evicted.
     pub fn evictable(&self, node: u32) -> Result<u64, Fault> {
         let bytes = sum_of("size");
-        let sql = format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state = ?2");
+        let sql = format!("SELECT {bytes} FROM replica WHERE node = ?1 AND tier = ?2");
         number(self.db, &sql, params![node, TierState::Staged])
     }
 
@@ -199,7 +199,7 @@ impl Tx<'_> {
         evict: bool,
         reply: &mut v1::StageReply,
     ) -> Result<(), Fault> {
-        let sql = "SELECT node, state FROM burst WHERE object = ?1";
+        let sql = "SELECT node, tier FROM replica WHERE object = ?1 AND tier IS NOT NULL";
         for &(object, size) in objects {
             let found = find(self.db, sql, [object.cast_signed()], |row| {
                 Ok((row.get::<_, u32>(0)?, row.get::<_, TierState>(1)?))
@@ -236,52 +236,41 @@ fn oldest(
     state: TierState,
     staying: bool,
 ) -> Result<Vec<(u64, u64)>, Fault> {
-    let sql = "SELECT object, size FROM burst WHERE node = ?1 AND state = ?2 AND (NOT ?4 OR NOT EXISTS \
-               (SELECT 1 FROM migration WHERE migration.object = burst.object)) ORDER BY at, object LIMIT ?3";
+    let sql = "SELECT object, size FROM replica WHERE node = ?1 AND tier = ?2 AND (NOT ?4 OR NOT EXISTS (SELECT 1 FROM replica AS one \
+               WHERE one.object = replica.object AND (one.want = 1 OR one.target IS NOT NULL))) ORDER BY since, object LIMIT ?3";
     rows(db, sql, params![node, state, OBJECTS_MAX, staying], numbers)
 }
 
 /// Requests the eviction of an object from a node; the object has replicas on other nodes.
 fn evict_object(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
-    migrations::request(db, object, (node, None), Reason::Evict, now)
+    migrations::request(db, object, (node, Reason::Evict), now)
 }
 
 /// Records that an object in the burst tier has all its wanted replicas on nodes outside the tier.
 pub fn staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 RETURNING node, evict";
-    let key = params![object.cast_signed(), TierState::Staged];
-    let found = find(db, sql, key, |row| {
-        Ok((row.get::<_, u32>(0)?, row.get::<_, bool>(1)?))
+    let sql = "UPDATE replica SET tier = 2 WHERE object = ?1 AND tier IS NOT NULL RETURNING node, why IS 3";
+    let found: Vec<(u32, bool)> = rows(db, sql, [object.cast_signed()], |row| {
+        Ok((row.get(0)?, row.get(1)?))
     })?;
-    match found {
-        Some((node, true)) => evict_object(db, object, node, 0),
-        _ => Ok(()),
+    for (node, _) in found.into_iter().filter(|(_, evict)| *evict) {
+        evict_object(db, object, node, 0)?;
     }
-}
-
-/// Returns whether an object in the burst tier has all its wanted replicas outside the tier, according to the database.
-pub fn is_staged_out(db: &Connection, object: u64) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM burst WHERE object = ?1 AND state = ?2";
-    let row = params![object.cast_signed(), TierState::Staged];
-    exists(db, sql, row)
+    Ok(())
 }
 
 /// Records that an object in the burst tier has too few replicas outside the tier, so that it is staged out once more.
 pub fn stages_out_again(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1 AND state = ?3";
-    let row = params![object.cast_signed(), TierState::Due, TierState::Staged];
-    execute(db, sql, row)
+    let sql = "UPDATE replica SET tier = 1 WHERE object = ?1 AND tier = 2";
+    execute(db, sql, [object.cast_signed()])
 }
 
 /// Records that a replica of an object is lost or corrupt. Without another replica outside the burst tier, the object is staged out again.
 pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "SELECT 1 FROM burst, (SELECT node FROM held WHERE object = ?1 \
-               UNION ALL SELECT node FROM replica WHERE object = ?1 AND state = ?2) AS has \
-               WHERE burst.object = ?1 AND has.node != burst.node \
-               AND has.node NOT IN (SELECT node FROM node WHERE state >= 2) \
-               AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = has.node)";
-    let row = params![object.cast_signed(), CURRENT];
-    let stored = exists(db, sql, row)?;
+    let sql = "SELECT 1 FROM (SELECT node FROM held WHERE object = ?1 \
+               UNION SELECT node FROM replica WHERE object = ?1 AND want != 2 AND state = 2) AS has \
+               WHERE has.node NOT IN (SELECT node FROM replica WHERE object = ?1 AND (state >= 3 OR tier IS NOT NULL)) \
+               AND has.node NOT IN (SELECT node FROM node WHERE state >= 2)";
+    let stored = exists(db, sql, [object.cast_signed()])?;
     match stored {
         true => Ok(()),
         false => stages_out_again(db, object),
@@ -290,39 +279,30 @@ pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> 
 
 /// Requests the eviction of an object from the burst tier as soon as the object is staged out.
 pub(crate) fn evict_when_staged_out(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET evict = 1 WHERE object = ?1 RETURNING node, state";
-    let found = find(db, sql, [object.cast_signed()], |row| {
-        Ok((row.get::<_, u32>(0)?, row.get::<_, TierState>(1)?))
+    let sql = "UPDATE replica SET why = iif(want = 0, 3, why) WHERE object = ?1 AND tier IS NOT NULL RETURNING node, tier";
+    let found: Vec<(u32, TierState)> = rows(db, sql, [object.cast_signed()], |row| {
+        Ok((row.get(0)?, row.get(1)?))
     })?;
-    match found {
-        Some((node, TierState::Staged)) => evict_object(db, object, node, 0),
-        _ => Ok(()),
+    for (node, _) in found
+        .into_iter()
+        .filter(|(_, state)| *state == TierState::Staged)
+    {
+        evict_object(db, object, node, 0)?;
     }
+    Ok(())
 }
 
 /// Records that a new replica is stored on a node, if the replica was requested for the burst tier.
 pub(super) fn staged_in(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, target, size, ?3, ?4, 0 FROM migration \
-               WHERE source = ?5 AND object = ?1 AND target = ?2";
-    let row = params![object.cast_signed(), node, now, TierState::Staged, NOWHERE];
-    execute(db, sql, row)
+    let sql = "UPDATE replica SET tier = 2, since = ?3 WHERE object = ?1 AND node = ?2 AND why = 4 AND tier IS NULL";
+    execute(db, sql, params![object.cast_signed(), node, now])
 }
 
-/// Records that an object is no longer on a node of the burst tier.
-pub(super) fn left(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
-    let sql = "DELETE FROM burst WHERE object = ?1 AND node = ?2";
-    execute(db, sql, params![object.cast_signed(), node])
-}
-
-/// Records that an object and the parts of a version of this number are no longer in the burst tier.
-pub(super) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM burst WHERE object = ?1 OR object IN (SELECT part FROM part WHERE object = ?1)";
-    execute(db, sql, [object.cast_signed()])
-}
-
-/// Deletes the records of all objects on a node of the burst tier.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM burst WHERE node = ?1", [node])
+/// Deletes the records of all objects on a node that has left the burst tier.
+fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
+    let sql = "UPDATE replica SET tier = NULL, why = iif(want = 0 AND why = 3, NULL, why) WHERE tier IS NOT NULL AND node = ?1";
+    execute(db, sql, [node])?;
+    replicas::settle_node(db, node)
 }
 
 /// A node of the burst tier, and the free bytes of the node's device.
@@ -359,11 +339,17 @@ pub fn to_evict(
         let sql = format!("SELECT {} FROM {from} = ?1", sum_of("size"));
         number(db, &sql, [free.node])
     };
-    let held = sum("burst WHERE node")?;
-    let evicting = sum("migration WHERE source")?;
+    let held = sum("replica WHERE tier IS NOT NULL AND node")?;
+    let evicting = sum("replica WHERE want = 1 AND node")?;
     // These objects are no longer counted as held, but still occupy space.
-    let removed =
-        sum("removal CROSS JOIN held ON held.object = removal.object WHERE removal.node")?;
+    let removed = number(
+        db,
+        &format!(
+            "SELECT {} FROM replica CROSS JOIN held ON held.object = replica.object WHERE want = 2 AND replica.node = ?1",
+            sum_of("held.size")
+        ),
+        [free.node],
+    )?;
     let has = held.saturating_add(removed);
     let capacity = has.saturating_add(free.bytes);
     Ok(limits.to_evict(TierFill {
@@ -415,9 +401,8 @@ pub fn stage_out_sooner(
 
 /// Makes a waiting object due for stage-out now.
 fn sooner(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
-    let sql = "UPDATE burst SET state = ?2 WHERE object = ?1";
-    let row = params![object.cast_signed(), TierState::Due];
-    execute(db, sql, row)?;
+    let sql = "UPDATE replica SET tier = 1 WHERE object = ?1 AND tier IS NOT NULL";
+    execute(db, sql, [object.cast_signed()])?;
     schedule(db, object, MIGRATIONS, now)
 }
 
@@ -448,10 +433,12 @@ fn stores(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
 }
 
 fn list(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO burst SELECT object, ?1, size, ?2, 0, 0 FROM held WHERE node = ?1 AND removed = 0 \
-               UNION ALL SELECT replica.object, ?1, held.size, ?2, 0, 0 FROM replica CROSS JOIN held ON held.object = replica.object \
-               WHERE replica.node = ?1 AND replica.state = ?3 AND held.removed = 0";
-    execute(db, sql, params![node, now, CURRENT])?;
+    let sql = "INSERT INTO replica(object, node, state, size, since, tier) SELECT object, ?1, 2, size, ?2, 0 FROM held \
+               WHERE node = ?1 AND removed = 0 \
+               UNION ALL SELECT replica.object, ?1, 2, held.size, ?2, 0 FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE replica.want != 2 AND replica.node = ?1 AND replica.state >= 2 AND held.node != ?1 AND held.removed = 0 \
+               ON CONFLICT DO UPDATE SET size = excluded.size, since = ?2, tier = 0 WHERE tier IS NULL AND want != 2";
+    execute(db, sql, params![node, now])?;
     schedule_burst(db, node, false, now)
 }
 
@@ -460,11 +447,12 @@ pub fn reported(db: &Connection, node: u32, now: i64) -> Result<v1::BurstFiles, 
     let (reserved_bytes, reserved_left) = reservations::reported(db, node, now)?;
     let (bytes, left) = (
         sum_of("size"),
-        sum_of("CASE WHEN state = 2 THEN 0 ELSE size END"),
+        sum_of("CASE WHEN tier = 2 THEN 0 ELSE size END"),
     );
     let sql = format!(
-        "SELECT count(*), {bytes}, coalesce(sum(state = 2), 0), {left}, \
-         coalesce(min(CASE WHEN state = 2 THEN NULL ELSE at END), 0) FROM burst WHERE node = ?1"
+        "SELECT count(*), {bytes}, coalesce(sum(tier = 2), 0), {left}, \
+         coalesce(min(CASE WHEN tier = 2 THEN NULL ELSE since END), 0) FROM replica \
+         WHERE tier IS NOT NULL AND node = ?1"
     );
     let mut statement = db.sql.prepare_cached(&sql)?;
     Ok(statement.query_row([node], |row| {

@@ -1,13 +1,13 @@
-//! Replicas that nodes reported as corrupt: the table `corruption`. A corrupt replica does not count as a replica until a new replica has
+//! Replicas that nodes reported as corrupt: rows of `replica` in the states `Corrupt` and `Repairing`. A corrupt replica does not count as a replica until a new replica has
 //! replaced it.
 
 use super::removals::keep_last_intact;
-use super::replicas::CURRENT;
+use super::replicas;
 use super::under_replicated::look_again;
 use super::{burst, object_and_node};
 use crate::Connection;
 use crate::json::json_list;
-use crate::query::{changed, execute, exists, rows};
+use crate::query::{exists, rows};
 use crate::shared::NamesShared;
 use crate::transaction::{Change, Tx};
 use crate::{Caller, Fault};
@@ -28,14 +28,15 @@ pub fn found(
     corrupt: &[Corrupt],
     now: i64,
 ) -> Result<u64, Fault> {
-    let sql = "INSERT OR IGNORE INTO corruption(object, node, what, at) SELECT object, ?2, ?3, ?4 FROM held \
-               WHERE object = ?1 AND removed = 0 AND (node = ?2 OR EXISTS \
-               (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2 AND state = ?5))";
+    let sql = "INSERT INTO replica(object, node, state, size, since, detail) SELECT object, ?2, 3, size, ?4, ?3 FROM held \
+               WHERE object = ?1 AND removed = 0 AND (node = ?2 OR EXISTS (SELECT 1 FROM replica \
+               WHERE replica.object = ?1 AND replica.node = ?2 AND state >= 2 AND want != 2)) \
+               ON CONFLICT DO UPDATE SET state = 3, since = ?4, detail = ?3 WHERE state < 3 AND want != 2";
     let mut insert = db.sql.prepare_cached(sql)?;
     let mut count = 0;
     for Corrupt { object, what } in corrupt {
         let id = object.0.cast_signed();
-        if insert.execute(params![id, node.0, what, now, CURRENT])? > 0 {
+        if insert.execute(params![id, node.0, what, now])? > 0 {
             tracing::error!(%node, "object {object} {what}: it is recreated from another replica, if one exists");
             shared.set_corruption();
             look_again(db, object.0, now)?;
@@ -66,9 +67,10 @@ pub fn forgotten(
     let mut tx = Tx::new(db, shared, &root, 0, now);
     let written = tx.lose_writing(node)?;
     let sql = "SELECT object FROM held WHERE removed = 0 AND (node = ?1 OR EXISTS \
-               (SELECT 1 FROM replica WHERE replica.object = held.object AND replica.node = ?1 AND state = ?2))";
-    let lost: Vec<i64> = rows(db, sql, params![node, CURRENT], |row| row.get(0))?;
-    let sql = "INSERT OR REPLACE INTO corruption(object, node, what, at) VALUES (?1, ?2, ?3, ?4)";
+               (SELECT 1 FROM replica WHERE replica.object = held.object AND replica.node = ?1 AND want != 2 AND state >= 2))";
+    let lost: Vec<i64> = rows(db, sql, [node], |row| row.get(0))?;
+    let sql = "INSERT INTO replica(object, node, state, size, since, detail) SELECT object, ?2, 3, size, ?4, ?3 FROM held \
+               WHERE object = ?1 ON CONFLICT DO UPDATE SET state = 3, since = ?4, detail = ?3 WHERE want != 2";
     let mut insert = db.sql.prepare_cached(sql)?;
     for &object in &lost {
         insert.execute(params![object, node, FORGOTTEN, now])?;
@@ -94,13 +96,14 @@ pub(super) fn verified(
     corrupt: &[Corrupt],
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "DELETE FROM corruption WHERE node = ?1 AND repairing = 0 \
+    let sql = "UPDATE replica SET state = 2, detail = NULL WHERE state >= 3 AND state = 3 AND node = ?1 \
                AND object IN (SELECT value FROM json_each(?2)) \
                AND object NOT IN (SELECT value FROM json_each(?3)) RETURNING object";
     let good = json_list(objects.iter().map(|object| object.0));
     let bad = json_list(corrupt.iter().map(|one| one.object.0));
     let repaired: Vec<i64> = rows(db, sql, params![node.0, good, bad], |row| row.get(0))?;
     for object in repaired {
+        replicas::settle(db, object.cast_unsigned())?;
         look_again(db, object.cast_unsigned(), now)?;
     }
     Ok(())
@@ -108,75 +111,29 @@ pub(super) fn verified(
 
 /// Whether a node's replica of an object is corrupt.
 pub fn is(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM corruption WHERE object = ?1 AND node = ?2";
+    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state >= 3";
     exists(db, sql, params![object.cast_signed(), node])
 }
 
 /// Returns the objects with a corrupt replica, each with the nodes of its corrupt replicas.
 pub fn of_all(db: &Connection, objects: &[ObjectId]) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
-    let sql = "SELECT corruption.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN corruption ON corruption.object = wanted.value";
+    let sql = "SELECT replica.object, node FROM json_each(?1) AS wanted \
+               CROSS JOIN replica ON replica.object = wanted.value WHERE state >= 3";
     let key = [json_list(objects.iter().map(|object| object.0))];
     rows(db, sql, key, object_and_node)
 }
 
 /// Returns the nodes with a corrupt replica of an object, and a description of each corruption.
 pub fn of(db: &Connection, object: u64) -> Result<Vec<(u32, String)>, Fault> {
-    let sql = "SELECT node, what FROM corruption WHERE object = ?1 ORDER BY node";
+    let sql = "SELECT node, detail FROM replica WHERE object = ?1 AND state >= 3 ORDER BY node";
     rows(db, sql, [object.cast_signed()], |row| {
         Ok((row.get(0)?, row.get(1)?))
     })
 }
 
-/// Records that a label is recreating a corrupt replica on a node.
-pub fn repairing(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
-    let sql = "UPDATE corruption SET repairing = 1 WHERE object = ?1 AND node = ?2";
-    execute(db, sql, params![object.cast_signed(), node.0])
-}
-
-/// Records the end of a label that was to create a replica. Returns whether the replica was to replace a corrupt replica.
-pub(super) fn repaired(
-    db: &Connection,
-    object: ObjectId,
-    node: NodeId,
-    well: bool,
-) -> Result<bool, Fault> {
-    let sql = if well {
-        "DELETE FROM corruption WHERE object = ?1 AND node = ?2"
-    } else {
-        "UPDATE corruption SET repairing = 0 WHERE object = ?1 AND node = ?2"
-    };
-    let row = params![object.0.cast_signed(), node.0];
-    Ok(changed(db, sql, row)? > 0)
-}
-
-/// Deletes the records of a version that is being removed, since no replica needs repair.
-pub fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM corruption WHERE object = ?1";
-    execute(db, sql, [object.cast_signed()])
-}
-
-/// Deletes the records of a version's parts.
-pub(super) fn forget_parts(db: &Connection, version: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM corruption WHERE object IN (SELECT part FROM part WHERE object = ?1)";
-    execute(db, sql, [version.cast_signed()])
-}
-
-/// Deletes the records of those objects of a JSON list that a node was to remove.
-pub(super) fn forget_removed(db: &Connection, node: NodeId, objects: &str) -> Result<(), Fault> {
-    let sql = "DELETE FROM corruption WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2)) \
-               AND object IN (SELECT object FROM removal WHERE removal.node = ?1)";
-    execute(db, sql, params![node.0, objects])
-}
-
-/// Deletes the records of a node that was removed from the cluster.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM corruption WHERE node = ?1", [node])
-}
-
 /// Whether any replica is corrupt.
 pub fn any(db: &Connection) -> Result<bool, Fault> {
-    exists(db, "SELECT 1 FROM corruption LIMIT 1", [])
+    exists(db, "SELECT 1 FROM replica WHERE state >= 3 LIMIT 1", [])
 }
 
 #[cfg(test)]
@@ -244,12 +201,18 @@ mod tests {
         let lost = numbers(&names, "SELECT object, node FROM inode WHERE object != 0");
         assert_eq!((lost.len(), lost[0].1), (1, 3));
         assert_ne!(lost[0].0, object);
-        assert_eq!(numbers(&names, "SELECT object, node FROM corruption"), lost);
-        let removed = numbers(&names, "SELECT object, node FROM removal");
+        assert_eq!(
+            numbers(&names, "SELECT object, node FROM replica WHERE state >= 3"),
+            lost
+        );
+        let removed = numbers(&names, "SELECT object, node FROM replica WHERE want = 2");
         assert_eq!(removed, [(object, 3)]);
         let good = move |db: &Connection| verified(db, NodeId(3), &[ObjectId(object)], &[], 100);
         names.database().write_blocking(good).unwrap();
-        assert_eq!(numbers(&names, "SELECT object, node FROM corruption"), lost);
+        assert_eq!(
+            numbers(&names, "SELECT object, node FROM replica WHERE state >= 3"),
+            lost
+        );
         let seal = v1::Seal {
             ino,
             object,

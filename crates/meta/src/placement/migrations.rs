@@ -1,59 +1,16 @@
-//! Replicas that move to other nodes. A row requests the removal of one replica, and may request where another replica is to be stored. The
-//! examination of the object ([`super::under_replicated`]) creates the new replica, makes it the first if the old replica was the first,
-//! and then removes the old replica. After a restart, the table therefore has exactly the remaining work.
+//! Replicas that move to other nodes: rows of `replica` with the wanted state `Leave`. A row requests the removal of one replica, and may
+//! request where another replica is to be stored. The examination of the object ([`super::under_replicated`]) creates the new replica, makes
+//! it the first if the old replica was the first, and then removes the old replica. After a restart, the table therefore has exactly the
+//! remaining work. A request for a further replica is a row of the node that is to receive it.
 
-use super::replicas::CURRENT;
+use super::burst;
+use super::replicas::{Reason, settle, settle_node};
 use super::under_replicated::{MIGRATIONS, look_again, schedule};
-use super::{burst, nodes};
 use crate::Connection;
 use crate::fault::Fault;
-use crate::query::stored_enum;
 use crate::query::{changed, execute, exists, find, number, rows, unsigned};
 use rusqlite::params;
 use tidemill_wire::v1;
-
-stored_enum! {
-    /// Reason of a migration.
-    Reason {
-        /// The node is drained.
-        Drain = 0,
-        /// A user has requested the migration.
-        Move = 1,
-        /// The cluster is rebalanced.
-        Rebalance = 2,
-        /// The object is evicted from the burst tier.
-        Evict = 3,
-        /// The object is staged in to the burst tier.
-        StageIn = 4,
-    }
-}
-
-impl Reason {
-    /// Returns the word for the reason in reports.
-    fn word(self) -> &'static str {
-        match self {
-            Self::Drain => "drain",
-            Self::Move => "move",
-            Self::Rebalance => "rebalance",
-            Self::Evict => "evict",
-            Self::StageIn => "stage-in",
-        }
-    }
-}
-
-/// Value of the column `migration.source` for a new replica that replaces no other replica.
-pub const NOWHERE: u32 = u32::MAX;
-
-/// Request that a replica of an object leaves a node.
-#[derive(Clone, Copy, Debug)]
-pub struct Migration {
-    /// Node that the replica leaves; [`NOWHERE`] for a further replica.
-    pub source: u32,
-    /// Node that must receive the new replica; `None` for any node.
-    pub target: Option<u32>,
-    /// Whether the replica has to leave its node, to any node that can take it.
-    pub anywhere: bool,
-}
 
 /// A version's object that may migrate, with the node of its first replica and the nodes of its other replicas.
 #[derive(Debug)]
@@ -68,24 +25,32 @@ pub struct Movable {
     pub others: Vec<u32>,
 }
 
-/// Requests that the replica on the node `source` migrates to `target`, or to any node, unless its migration is requested already. With
-/// the source `NOWHERE`, a further replica is requested.
+/// Requests that the replica on a node leaves the node, unless that is requested already.
 pub(super) fn request(
     db: &Connection,
     object: u64,
-    (source, target): (u32, Option<u32>),
-    reason: Reason,
+    (node, why): (u32, Reason),
     at: i64,
 ) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1";
-    let row = params![object.cast_signed(), source, target, reason];
-    execute(db, sql, row)?;
+    let sql = "INSERT INTO replica(object, node, state, want, why, size) SELECT object, ?2, 2, 1, ?3, size FROM held \
+               WHERE object = ?1 AND (node = ?2 OR EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2)) \
+               ON CONFLICT DO UPDATE SET want = 1, why = ?3, target = NULL, size = excluded.size WHERE want = 0";
+    execute(db, sql, params![object.cast_signed(), node, why])?;
+    schedule(db, object, MIGRATIONS, at)
+}
+
+/// Requests that a further replica of an object is created on a node of the burst tier. A replica that the node is about to remove is created
+/// after its removal.
+pub(super) fn stage_in(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
+    let sql = "INSERT INTO replica(object, node, state, why, target, size) SELECT object, ?2, 0, 4, ?2, size FROM held \
+               WHERE object = ?1 ON CONFLICT DO UPDATE SET why = 4, target = ?2, size = excluded.size WHERE want != 1";
+    execute(db, sql, params![object.cast_signed(), node])?;
     schedule(db, object, MIGRATIONS, at)
 }
 
 /// Requests that an object migrates from a draining node, after the object was just written there.
 pub fn leaves(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
-    request(db, object, (node, None), Reason::Drain, at)
+    request(db, object, (node, Reason::Drain), at)
 }
 
 /// Requests that the first replica of an object migrates to another node. The request to leave a draining node remains, and other
@@ -96,12 +61,11 @@ pub fn move_first(
     (first, target): (u32, u32),
     now: i64,
 ) -> Result<(), Fault> {
-    let id = object.cast_signed();
-    let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
-    execute(db, sql, params![id, Reason::Drain])?;
-    let sql = "INSERT INTO migration SELECT ?2, object, ?3, size, ?4 FROM held WHERE object = ?1 \
-               ON CONFLICT DO UPDATE SET target = ?3";
-    execute(db, sql, params![id, first, target, Reason::Move])?;
+    cancel_undrained(db, object)?;
+    let sql = "INSERT INTO replica(object, node, state, want, why, target, size) SELECT object, ?2, 2, 1, 1, ?3, size FROM held \
+               WHERE object = ?1 ON CONFLICT DO UPDATE SET why = iif(want = 1, why, 1), want = 1, target = ?3, \
+               size = excluded.size WHERE want != 2";
+    execute(db, sql, params![object.cast_signed(), first, target])?;
     schedule(db, object, MIGRATIONS, now)
 }
 
@@ -112,17 +76,11 @@ pub fn rebalance(
     (source, target): (u32, u32),
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO migration SELECT ?2, object, ?3, size, ?4 FROM held \
-               WHERE object = ?1 AND removed = 0 AND node = ?2 \
-               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?3 AND state = ?5)";
-    let row = params![
-        object.cast_signed(),
-        source,
-        target,
-        Reason::Rebalance,
-        CURRENT
-    ];
-    match changed(db, sql, row)? {
+    let sql = "INSERT INTO replica(object, node, state, want, why, target, size) SELECT object, ?2, 2, 1, 2, ?3, size FROM held \
+               WHERE object = ?1 AND removed = 0 AND node = ?2 AND NOT EXISTS (SELECT 1 FROM replica \
+               WHERE replica.object = ?1 AND replica.node = ?3 AND want != 2 AND state >= 2) \
+               ON CONFLICT DO UPDATE SET want = 1, why = 2, target = ?3, size = excluded.size WHERE want = 0";
+    match changed(db, sql, params![object.cast_signed(), source, target])? {
         0 => Ok(()),
         _ => schedule(db, object, MIGRATIONS, now),
     }
@@ -131,18 +89,20 @@ pub fn rebalance(
 /// Passes the objects without a requested migration to `take` in order, until `take` returns false.
 pub fn each_movable(db: &Connection, mut take: impl FnMut(Movable) -> bool) -> Result<(), Fault> {
     let sql = "SELECT object, node, size FROM held WHERE removed = 0 AND size > 0 AND node >= 0 \
-               AND NOT EXISTS (SELECT 1 FROM migration WHERE migration.object = held.object) ORDER BY object";
+               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object AND (want = 1 OR target IS NOT NULL)) \
+               ORDER BY object";
     let mut statement = db.sql.prepare_cached(sql)?;
-    let mut others = db
-        .sql
-        .prepare_cached("SELECT node FROM replica WHERE object = ?1")?;
+    let mut others = db.sql.prepare_cached(
+        "SELECT node FROM replica WHERE object = ?1 AND node != ?2 AND want != 2 AND state > 0",
+    )?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let object: i64 = row.get(0)?;
-        let others = others.query_map([object], |row| row.get(0))?;
+        let first: u32 = row.get(1)?;
+        let others = others.query_map(params![object, first], |row| row.get(0))?;
         let movable = Movable {
             object: object.cast_unsigned(),
-            first: row.get(1)?,
+            first,
             size: unsigned(row, 2)?,
             others: others.collect::<Result<_, _>>()?,
         };
@@ -160,121 +120,114 @@ pub(super) fn request_drain(
     node: u32,
     (after, last): (i64, i64),
 ) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO migration SELECT ?1, object, NULL, size, ?4 FROM held \
+    let sql = "INSERT INTO replica(object, node, state, want, why, size) SELECT object, ?1, 2, 1, 0, size FROM held \
                WHERE object > ?2 AND object <= ?3 AND node = ?1 AND removed = 0 \
-               UNION ALL SELECT ?1, replica.object, NULL, held.size, ?4 FROM replica \
+               UNION ALL SELECT replica.object, ?1, 2, 1, 0, held.size FROM replica \
                CROSS JOIN held ON held.object = replica.object \
-               WHERE replica.object > ?2 AND replica.object <= ?3 AND replica.node = ?1 AND replica.state = ?5 \
-               AND held.removed = 0";
-    let page = params![node, after, last, Reason::Drain, CURRENT];
-    execute(db, sql, page)
+               WHERE replica.want != 2 AND replica.node = ?1 AND replica.object > ?2 AND replica.object <= ?3 AND replica.state >= 2 \
+               AND held.node != ?1 AND held.removed = 0 \
+               ON CONFLICT DO UPDATE SET want = 1, why = 0, target = NULL, size = excluded.size WHERE want = 0";
+    execute(db, sql, params![node, after, last])
 }
 
 /// Makes all migrations from a node leave the node, since it is drained, and cancels all migrations to it.
 pub(super) fn drain(db: &Connection, node: u32) -> Result<(), Fault> {
-    let sql = "UPDATE migration SET why = ?2 WHERE source = ?1";
-    execute(db, sql, params![node, Reason::Drain])?;
+    let sql = "UPDATE replica SET why = 0 WHERE want = 1 AND node = ?1";
+    execute(db, sql, [node])?;
     cancel_to(db, node)
 }
 
+/// Cancels migrations that satisfy a condition. Returns the objects.
+fn cancel_where(
+    db: &Connection,
+    condition: &str,
+    key: impl rusqlite::Params,
+) -> Result<Vec<u64>, Fault> {
+    let sql = format!(
+        "UPDATE replica SET want = iif(want = 1, 0, want), why = NULL, target = NULL WHERE {condition} RETURNING object"
+    );
+    let objects: Vec<u64> = rows(db, &sql, key, |row| unsigned(row, 0))?;
+    for &object in &objects {
+        settle(db, object)?;
+    }
+    Ok(objects)
+}
+
 /// Cancels all migrations to a node. Objects that have to leave their node get another target; other migrations are deleted.
-fn cancel_to(db: &Connection, node: u32) -> Result<(), Fault> {
-    let sql = "UPDATE migration SET target = NULL WHERE target = ?1 AND why = ?2";
-    execute(db, sql, params![node, Reason::Drain])?;
-    execute(db, "DELETE FROM migration WHERE target = ?1", [node])
+pub(super) fn cancel_to(db: &Connection, node: u32) -> Result<(), Fault> {
+    let sql = "UPDATE replica SET target = NULL WHERE target = ?1 AND why = 0";
+    execute(db, sql, [node])?;
+    cancel_where(db, "target = ?1", [node]).map(drop)
 }
 
 /// Cancels the migrations by which objects leave a draining node. Entries on the list of versions to examine are removed when they are
 /// examined.
 pub(super) fn cancel_drain(db: &Connection, node: u32) -> Result<(), Fault> {
-    let sql = "DELETE FROM migration WHERE source = ?1 AND why = ?2";
-    execute(db, sql, params![node, Reason::Drain])
+    let sql = "UPDATE replica SET want = 0, why = NULL, target = NULL WHERE want = 1 AND node = ?1 AND why = 0";
+    execute(db, sql, [node])?;
+    settle_node(db, node)
 }
 
 /// Cancels the migrations to and from a node that no longer belongs to the burst tier.
 pub(super) fn cancel_tier(db: &Connection, node: u32) -> Result<(), Fault> {
-    let sql =
-        "DELETE FROM migration WHERE (source = ?1 AND why = ?2) OR (target = ?1 AND why = ?3)";
-    execute(db, sql, params![node, Reason::Evict, Reason::StageIn])
+    cancel_where(db, "want = 1 AND node = ?1 AND why = 3", [node])?;
+    cancel_where(db, "target = ?1 AND why = 4", [node]).map(drop)
 }
 
-/// Cancels the migrations of an object that have this reason; returns whether any existed.
-pub fn cancel(db: &Connection, object: u64, reason: Reason) -> Result<bool, Fault> {
-    let sql = "DELETE FROM migration WHERE object = ?1 AND why = ?2";
-    let row = params![object.cast_signed(), reason];
-    Ok(changed(db, sql, row)? > 0)
+/// Cancels the eviction of an object.
+pub(super) fn cancel_eviction(db: &Connection, object: u64) -> Result<(), Fault> {
+    cancel_where(
+        db,
+        "object = ?1 AND want != 2 AND why = 3",
+        [object.cast_signed()],
+    )
+    .map(drop)
 }
 
 /// Cancels all migrations of rebalances that have not been executed.
 pub fn cancel_rebalance(db: &Connection) -> Result<(), Fault> {
-    let sql = "DELETE FROM migration WHERE why = ?1 RETURNING object";
-    let objects: Vec<i64> = rows(db, sql, [Reason::Rebalance], |row| row.get(0))?;
-    for object in objects {
-        look_again(db, object.cast_unsigned(), 0)?;
+    for object in cancel_where(db, "want = 1 AND why = 2", [])? {
+        look_again(db, object, 0)?;
     }
     Ok(())
 }
 
+/// Cancels a user's requested move of an object; returns whether one was requested.
+pub fn cancel_move(db: &Connection, object: u64) -> Result<bool, Fault> {
+    let sql = "object = ?1 AND want = 1 AND why = 1";
+    Ok(!cancel_where(db, sql, [object.cast_signed()])?.is_empty())
+}
+
 /// Cancels the migrations of an object. The object still leaves a draining node, to any other node.
 pub(super) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "UPDATE migration SET target = NULL WHERE object = ?1 AND why = ?2";
-    let row = params![object.cast_signed(), Reason::Drain];
-    execute(db, sql, row)?;
-    let sql = "DELETE FROM migration WHERE object = ?1 AND why != ?2";
-    execute(db, sql, row)
+    let sql = "UPDATE replica SET target = NULL WHERE object = ?1 AND want = 1 AND why = 0";
+    execute(db, sql, [object.cast_signed()])?;
+    cancel_undrained(db, object)
 }
 
-/// Records that the replica of an object has left a node.
-pub(super) fn done(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
-    burst::left(db, object, node)?;
-    let sql = "DELETE FROM migration WHERE source = ?1 AND object = ?2 RETURNING size";
-    let row = params![node, object.cast_signed()];
-    match find(db, sql, row, |row| row.get(0))? {
-        Some(size) => nodes::count_left(db, node, size),
-        None => Ok(()),
-    }
+/// Cancels the migrations of an object except from draining nodes. An eviction waits until the object is staged out the next time.
+fn cancel_undrained(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "UPDATE replica SET want = 0 WHERE object = ?1 AND want = 1 AND why = 3";
+    execute(db, sql, [object.cast_signed()])?;
+    let condition = "object = ?1 AND (want = 1 AND why != 0 OR why = 4)";
+    cancel_where(db, condition, [object.cast_signed()]).map(drop)
 }
 
-/// Deletes the requested migrations of an object.
+/// Deletes the requests for further replicas of an object.
 pub(super) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM migration WHERE object = ?1";
-    execute(db, sql, [object.cast_signed()])
-}
-
-/// Deletes the requested migrations of a version's parts.
-pub(super) fn forget_parts(db: &Connection, version: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM migration WHERE object IN (SELECT part FROM part WHERE object = ?1)";
-    execute(db, sql, [version.cast_signed()])
-}
-
-/// Deletes the requested migrations from a node that was removed from the cluster, and cancels those to the node.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM migration WHERE source = ?1", [node])?;
-    cancel_to(db, node)
-}
-
-/// Returns the requested migrations of an object.
-pub(super) fn of(db: &Connection, object: u64) -> Result<Vec<Migration>, Fault> {
-    let sql = "SELECT source, target, why FROM migration WHERE object = ?1";
-    rows(db, sql, [object.cast_signed()], |row| {
-        Ok(Migration {
-            source: row.get(0)?,
-            target: row.get(1)?,
-            anywhere: matches!(row.get(2)?, Reason::Drain | Reason::Evict),
-        })
-    })
+    cancel_where(db, "object = ?1 AND why = 4", [object.cast_signed()]).map(drop)
 }
 
 /// Returns whether a migration from a node is requested that has, or will have, a replica of the version.
 pub(super) fn any_from_holder(db: &Connection, object: u64) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM migration WHERE object = ?1 AND (source = (SELECT node FROM held WHERE object = ?1 \
-               AND removed = 0) OR source IN (SELECT node FROM replica WHERE object = ?1))";
+    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND want = 1";
     exists(db, sql, [object.cast_signed()])
 }
 
 /// Returns the word for the reason of an object's migration, if one is requested.
 pub fn reason(db: &Connection, object: u64) -> Result<Option<&'static str>, Fault> {
-    let sql = "SELECT why FROM migration WHERE object = ?1 LIMIT 1";
+    let sql =
+        "SELECT why FROM replica WHERE object = ?1 AND (want = 1 OR target IS NOT NULL) LIMIT 1";
     let reason = find(db, sql, [object.cast_signed()], |row| {
         row.get::<_, Reason>(0)
     })?;
@@ -283,14 +236,18 @@ pub fn reason(db: &Connection, object: u64) -> Result<Option<&'static str>, Faul
 
 /// Whether any migration is requested or in progress.
 pub fn any(db: &Connection) -> Result<bool, Fault> {
-    let sql = "SELECT EXISTS (SELECT 1 FROM node WHERE drain_began IS NOT NULL) OR EXISTS (SELECT 1 FROM migration)";
+    let sql = "SELECT EXISTS (SELECT 1 FROM node WHERE drain_began IS NOT NULL) OR EXISTS (SELECT 1 FROM replica WHERE want = 1) \
+               OR EXISTS (SELECT 1 FROM replica WHERE target IS NOT NULL)";
     Ok(number(db, sql, [])? != 0)
 }
 
 /// Returns the number of files to migrate and their bytes, by the reason.
 pub fn pending(db: &Connection) -> Result<Vec<v1::Pending>, Fault> {
     let bytes = burst::sum_of("size");
-    let sql = format!("SELECT why, count(*), {bytes} FROM migration GROUP BY why ORDER BY why");
+    let sql = format!(
+        "SELECT why, count(*), {bytes} FROM (SELECT why, size FROM replica WHERE want = 1 \
+         UNION ALL SELECT why, size FROM replica WHERE target IS NOT NULL AND want != 1) GROUP BY why ORDER BY why"
+    );
     rows(db, &sql, [], |row| {
         Ok(v1::Pending {
             why: row.get::<_, Reason>(0)?.word().into(),

@@ -19,24 +19,17 @@ use crate::query::unsigned;
 use rusqlite::Row;
 use tidemill_model::id::{NodeId, ObjectId};
 
-/// Queues the removal of all replicas of a version except the first, and deletes the version's rows. A replica in progress is removed when
-/// it is complete.
+/// Queues the removal of all replicas of a version except the first, which is queued already, and ends the examination of the version.
 pub(crate) fn forget_object(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
-    removals::queue_replicas(db, object, now)?;
-    replicas::forget(db, object)?;
-    under_replicated::forget(db, object)?;
-    migrations::forget(db, object)?;
-    burst::forget(db, object)
+    replicas::forget(db, object, now)?;
+    under_replicated::forget(db, object)
 }
 
-/// Queues the removal of all replicas of a version's parts, and deletes the rows of the parts.
+/// Queues the removal of all replicas of a version's parts, and ends their examination.
 pub(crate) fn forget_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
     removals::queue_parts(db, version, now)?;
-    replicas::forget_parts(db, version)?;
-    under_replicated::forget_parts(db, version)?;
-    corruption::forget_parts(db, version)?;
-    migrations::forget_parts(db, version)?;
-    burst::forget(db, version)
+    replicas::forget_parts(db, version, now)?;
+    under_replicated::forget_parts(db, version)
 }
 
 /// Returns the object and the node in the first two columns of a row.

@@ -23,11 +23,12 @@ pub struct NodeUses {
 /// Returns the number of files on a node, and the names of some of these files.
 pub fn files(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
     let sql = "SELECT (SELECT count(*) FROM held WHERE node = ?1 AND removed = 0) \
-               + (SELECT count(*) FROM replica WHERE node = ?1)";
+               + (SELECT count(*) FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE want != 2 AND replica.node = ?1 AND state > 0 AND held.node != ?1)";
     let files = number(db, sql, [node])?;
     let sql = "SELECT path FROM held WHERE node = ?1 AND removed = 0 \
                UNION ALL SELECT path FROM replica CROSS JOIN held ON held.object = replica.object \
-               WHERE replica.node = ?1 LIMIT ?2";
+               WHERE want != 2 AND replica.node = ?1 AND state > 0 AND held.node != ?1 LIMIT ?2";
     let names: Vec<_> = rows(db, sql, params![node, NAMED_MAX], |row| {
         row.get::<_, Vec<u8>>(0)
     })?;
@@ -37,7 +38,7 @@ pub fn files(db: &Connection, node: u32) -> Result<(u64, Vec<String>), Fault> {
 
 /// Counts the uses for which a node without files is still needed.
 pub fn uses(db: &Connection, node: u32) -> Result<NodeUses, Fault> {
-    let removals = "SELECT (SELECT count(*) FROM removal WHERE node = ?1 AND queued < (unixepoch() + 3600) * 1000000000) \
+    let removals = "SELECT (SELECT count(*) FROM replica WHERE want = 2 AND node = ?1 AND since < (unixepoch() + 3600) * 1000000000) \
                     + (SELECT count(*) FROM part CROSS JOIN version ON version.object = part.object \
                     WHERE part.node = ?1 AND removed = 1)";
     let writing = "SELECT (SELECT count(*) FROM writing WHERE node = ?1) + (SELECT count(*) FROM part \
@@ -59,17 +60,17 @@ const NEEDS: [(&str, &str); 6] = [
     ("it has labels", "SELECT 1 FROM label WHERE node = ?1"),
     (
         "a file is to migrate to it or from it",
-        "SELECT 1 FROM migration WHERE source = ?1 OR target = ?1",
+        "SELECT 1 FROM replica WHERE want = 1 AND node = ?1 UNION ALL SELECT 1 FROM replica WHERE target = ?1",
     ),
     (
         "a file on it lacks replicas",
         "SELECT 1 FROM short WHERE EXISTS (SELECT 1 FROM held WHERE held.object = short.object AND held.node = ?1) \
-         OR EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND replica.node = ?1)",
+         OR EXISTS (SELECT 1 FROM replica WHERE replica.object = short.object AND replica.node = ?1 AND want != 2)",
     ),
     (
         "it is being emptied",
         "SELECT 1 FROM node WHERE node = ?1 AND drain_began IS NOT NULL AND (drain_listed != 9223372036854775807 \
-         OR EXISTS (SELECT 1 FROM removal WHERE removal.node = ?1))",
+         OR EXISTS (SELECT 1 FROM replica WHERE want = 2 AND replica.node = ?1))",
     ),
     (
         "its objects are being scrubbed",

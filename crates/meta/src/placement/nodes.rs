@@ -8,9 +8,7 @@
 
 use super::energy::Drawn;
 use super::suspensions::StoredElasticState;
-use super::{
-    burst, corruption, migrations, node_uses, removals, replicas, reservations, under_replicated,
-};
+use super::{burst, migrations, node_uses, replicas, reservations, under_replicated};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json;
@@ -52,7 +50,7 @@ stored_enum! {
 #[derive(Debug, Default)]
 pub struct NodeStates {
     nodes: RwLock<BTreeMap<u32, KnownState>>,
-    /// Whether versions with one wanted replica may have further replicas, or rows in `migration`.
+    /// Whether versions with one wanted replica may have further replicas, or rows in `replica`.
     moving: AtomicBool,
 }
 
@@ -85,7 +83,7 @@ impl NodeStates {
             };
             Ok((row.get(0)?, known))
         })?;
-        let any = "SELECT EXISTS (SELECT 1 FROM migration) OR EXISTS (SELECT 1 FROM replica)";
+        let any = "SELECT EXISTS (SELECT 1 FROM replica WHERE want != 2)";
         if number(db, any, [])? != 0 || nodes.values().any(|known| known.draining) {
             self.set_moving();
         }
@@ -277,10 +275,10 @@ pub fn review(
     let Some(after) = find(db, sql, params![node, state], |row| row.get::<_, i64>(0))? else {
         return states.load(db);
     };
-    let held = "SELECT object FROM replica WHERE node = ?1 AND object > ?2 \
-                UNION SELECT object FROM burst WHERE node = ?1 AND object > ?2 \
-                UNION SELECT burst.object FROM burst CROSS JOIN held ON held.object = burst.object \
-                WHERE held.node = ?1 AND burst.object > ?2 AND removed = 0 \
+    let held = "SELECT object FROM replica WHERE want != 2 AND node = ?1 AND object > ?2 AND state > 0 AND (tier IS NOT NULL \
+                OR node != (SELECT node FROM held WHERE held.object = replica.object)) \
+                UNION SELECT replica.object FROM replica CROSS JOIN held ON held.object = replica.object \
+                WHERE tier IS NOT NULL AND held.node = ?1 AND replica.object > ?2 AND removed = 0 \
                 UNION SELECT object FROM held \
                 WHERE node = ?1 AND object > ?2 AND replicas > 1 AND removed = 0 ORDER BY object LIMIT ?3";
     let row = params![node, after, REVIEWED_MAX];
@@ -381,11 +379,11 @@ pub fn drains(db: &Connection, now: i64) -> Result<Vec<v1::Drain>, Fault> {
 fn measure(db: &Connection, drain: &mut v1::Drain, now: i64) -> Result<(), Fault> {
     let node = drain.node;
     let bytes = burst::sum_of("size");
-    let sql = format!("SELECT count(*), {bytes} FROM migration WHERE source = ?1");
+    let sql = format!("SELECT count(*), {bytes} FROM replica WHERE want = 1 AND node = ?1");
     let mut statement = db.sql.prepare_cached(&sql)?;
     (drain.files_left, drain.bytes_left) = statement.query_row([node], numbers)?;
-    let sql = "SELECT count(*) FROM migration CROSS JOIN short ON short.object = migration.object \
-               WHERE source = ?1 AND short.at > ?2";
+    let sql = "SELECT count(*) FROM replica CROSS JOIN short ON short.object = replica.object \
+               WHERE want = 1 AND node = ?1 AND short.at > ?2";
     drain.files_waiting = number(db, sql, params![node, now])?;
     let uses = node_uses::uses(db, node)?;
     (drain.removals, drain.writing, drain.labels) = (uses.removals, uses.writing, uses.labels);
@@ -455,9 +453,10 @@ pub fn remove(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Res
     abandon_writing(db, shared, node, now)?;
     shared.nodes.set_removed(node);
     // Other nodes have these versions, too, and further replicas may be missing from now on.
-    let sql = "SELECT object FROM replica WHERE node = ?1 UNION SELECT burst.object FROM burst \
-               CROSS JOIN held ON held.object = burst.object \
-               WHERE held.node = ?1 AND burst.node != ?1 AND removed = 0";
+    let sql = "SELECT object FROM replica WHERE want != 2 AND node = ?1 AND state > 0 AND (tier IS NOT NULL \
+               OR node != (SELECT node FROM held WHERE held.object = replica.object)) UNION SELECT replica.object FROM replica \
+               CROSS JOIN held ON held.object = replica.object \
+               WHERE tier IS NOT NULL AND held.node = ?1 AND replica.node != ?1 AND removed = 0";
     let others: Vec<u64> = rows(db, sql, [node], |row| unsigned(row, 0))?;
     for &object in &others {
         under_replicated::look_again(db, object, now)?;
@@ -468,12 +467,9 @@ pub fn remove(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Res
         burst::lost_elsewhere(db, object)?;
     }
     replicas::forget_node(db, node)?;
-    removals::forget_node(db, node)?;
-    corruption::forget_node(db, node)?;
     notes::forget_node(db, node)?;
-    burst::forget_node(db, node)?;
     reservations::forget_node(db, node)?;
-    migrations::forget_node(db, node)
+    migrations::cancel_to(db, node)
 }
 
 fn abandon_writing(

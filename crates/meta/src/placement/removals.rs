@@ -1,18 +1,19 @@
-//! Objects that nodes are to remove. The list is durable, and is written in the transaction that makes the objects garbage. An object leaves
-//! the list when the label that removes the object has succeeded. A repeated removal is no error, and an object that could not be removed
-//! becomes part of another label.
+//! Objects that nodes are to remove: rows of `replica` with the wanted state [`replicas::Want::Drop`]. The row is written in the transaction
+//! that makes the object garbage, and is deleted when the label that removes the object has succeeded. A repeated removal is no error, and an
+//! object that could not be removed becomes part of another label.
 
 use super::nodes::NodeStates;
-use super::replicas::CURRENT;
-use super::{corruption, migrations, replicas, under_replicated};
+use super::replicas::{self, Reason};
+use super::{corruption, migrations, under_replicated};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
 use crate::notes;
-use crate::query::{execute, rows, unsigned};
+use crate::query::{execute, find, rows, unsigned};
 use crate::vnode::NO_NODE;
 use rusqlite::params;
 use tidemill_model::id::{LabelId, NodeId, ObjectId};
+use tidemill_model::replicas::kept_back;
 
 /// Minimum time in nanoseconds between listing and removal, so that a client that has just looked up the object can open it.
 pub const REST_NS: i64 = 1_000_000_000;
@@ -23,48 +24,52 @@ const OBJECTS_MAX: u32 = 1024;
 
 /// Queues the removal of an object from a node. A version of several objects has the node `NO_NODE`.
 pub fn queue(db: &Connection, object: u64, node: i64, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO removal(object, node, queued) VALUES (?1, ?2, ?3)";
-    let row = params![object.cast_signed(), node, now];
-    execute(db, sql, row)
+    drop_from(db, object, (node, Reason::Delete), now)
 }
 
-/// Queues the removal of all replicas of an object except the first.
-pub(super) fn queue_replicas(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO removal(object, node, queued) \
-               SELECT object, node, ?2 FROM replica WHERE object = ?1 AND state = ?3";
-    let row = params![object.cast_signed(), now, CURRENT];
-    execute(db, sql, row)
+/// Queues the removal of a replica, since there are enough others. A replica that was to leave its node keeps the reason for that.
+pub(super) fn queue_surplus(
+    db: &Connection,
+    object: u64,
+    node: u32,
+    now: i64,
+) -> Result<(), Fault> {
+    drop_from(db, object, (node.into(), Reason::Surplus), now)
 }
 
-/// Queues the removal of all replicas of a version's parts.
+fn drop_from(
+    db: &Connection,
+    object: u64,
+    (node, why): (i64, Reason),
+    now: i64,
+) -> Result<(), Fault> {
+    let sql = "INSERT INTO replica(object, node, state, want, why, since) VALUES (?1, ?2, 2, 2, ?4, ?3) \
+               ON CONFLICT DO UPDATE SET state = max(state, 2), want = 2, why = iif(want = 1, why, ?4), target = NULL, \
+               since = ?3, tier = NULL WHERE want != 2";
+    execute(db, sql, params![object.cast_signed(), node, now, why])
+}
+
+/// Queues the removal of the first replicas of a version's parts.
 pub(super) fn queue_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
-    for sql in [
-        "INSERT OR IGNORE INTO removal(object, node, queued) \
-         SELECT part, node, ?2 FROM part WHERE object = ?1",
-        "INSERT OR IGNORE INTO removal(object, node, queued) SELECT replica.object, replica.node, ?2 FROM part \
-         CROSS JOIN replica ON replica.object = part.part WHERE part.object = ?1 AND state = 1",
-    ] {
-        execute(db, sql, params![version.cast_signed(), now])?;
-    }
-    Ok(())
+    let sql = "SELECT part, node FROM part WHERE object = ?1";
+    let parts: Vec<(i64, i64)> = rows(db, sql, [version.cast_signed()], |row| {
+        Ok((row.get(0)?, row.get(1)?))
+    })?;
+    let mut parts = parts.into_iter();
+    parts.try_for_each(|(part, node)| queue(db, part.cast_unsigned(), node, now))
 }
 
 /// Cancels the removal of an object from a node, if the removal is queued.
 pub fn cancel(db: &Connection, object: u64, node: i64) -> Result<(), Fault> {
-    let sql = "DELETE FROM removal WHERE object = ?1 AND node = ?2";
+    let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2 AND want = 2";
     execute(db, sql, params![object.cast_signed(), node])
-}
-
-/// Deletes the queued removals on a node.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM removal WHERE node = ?1", [node])
 }
 
 /// Returns the nodes with queued removals, and whether the removal of any version of several objects is queued.
 pub fn waiting(db: &Connection) -> Result<(Vec<u32>, bool), Fault> {
     // Each step finds the next node in the index, so the number of removals does not matter.
-    let sql = "WITH RECURSIVE waiting(node) AS (SELECT min(node) FROM removal UNION ALL \
-               SELECT (SELECT min(node) FROM removal WHERE node > waiting.node) FROM waiting WHERE node IS NOT NULL) \
+    let sql = "WITH RECURSIVE waiting(node) AS (SELECT min(node) FROM replica WHERE want = 2 UNION ALL \
+               SELECT (SELECT min(node) FROM replica WHERE want = 2 AND node > waiting.node) FROM waiting WHERE node IS NOT NULL) \
                SELECT node FROM waiting WHERE node IS NOT NULL";
     let nodes: Vec<i64> = rows(db, sql, [], |row| row.get(0))?;
     let with_parts = nodes.contains(&NO_NODE);
@@ -72,12 +77,6 @@ pub fn waiting(db: &Connection) -> Result<(Vec<u32>, bool), Fault> {
         .into_iter()
         .filter_map(|node| u32::try_from(node).ok());
     Ok((nodes.collect(), with_parts))
-}
-
-/// Returns the nodes that are about to remove an object.
-pub(super) fn nodes_of(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql = "SELECT node FROM removal WHERE object = ?1 AND node >= 0";
-    rows(db, sql, [object.cast_signed()], |row| row.get(0))
 }
 
 /// Returns the objects of a node after `after` that have no label and were queued in the range of times from `since` to `before`, as many
@@ -90,15 +89,15 @@ pub fn page(
     (before, since): (i64, i64),
     compared: i64,
 ) -> Result<Vec<(ObjectId, bool)>, Fault> {
-    let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = removal.object \
-               AND removed = 0) FROM removal WHERE node = ?1 AND object > ?2 AND label = 0 \
-               AND queued < ?3 AND queued >= ?4 AND (NOT EXISTS (SELECT 1 FROM rule_run \
-               WHERE rule_run.object = removal.object AND state <= 2) \
+    let sql = "SELECT object, EXISTS (SELECT 1 FROM held WHERE held.object = replica.object \
+               AND removed = 0) FROM replica WHERE want = 2 AND node = ?1 AND object > ?2 AND label = 0 \
+               AND since < ?3 AND since >= ?4 AND (NOT EXISTS (SELECT 1 FROM rule_run \
+               WHERE rule_run.object = replica.object AND rule_run.state <= 2) \
                AND object NOT IN (SELECT object FROM feed WHERE seq > ?6) OR EXISTS (SELECT 1 FROM held \
-               WHERE held.object = removal.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM rule_run \
+               WHERE held.object = replica.object AND removed = 0)) AND NOT EXISTS (SELECT 1 FROM rule_run \
                JOIN label ON label.task BETWEEN rule_run.task AND max(rule_run.task, rule_run.last) \
-               WHERE rule_run.object = removal.object AND rule_run.state <= 2 AND rule_run.state = 2 \
-               AND label.node = removal.node) \
+               WHERE rule_run.object = replica.object AND rule_run.state <= 2 AND rule_run.state = 2 \
+               AND label.node = replica.node) \
                ORDER BY object LIMIT ?5";
     let after = after.0.cast_signed();
     let key = params![node, after, before, since, OBJECTS_MAX, compared];
@@ -118,7 +117,7 @@ pub fn labelled(
     if objects.is_empty() {
         return Ok(());
     }
-    let sql = "UPDATE removal SET label = ?1 WHERE node = ?2 \
+    let sql = "UPDATE replica SET label = ?1 WHERE want = 2 AND node = ?2 \
                AND object IN (SELECT value FROM json_each(?3))";
     let row = params![
         label.0.cast_signed(),
@@ -136,13 +135,20 @@ pub fn ended(
     failed: Option<&[ObjectId]>,
     (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
-    let gone = json_list(failed.unwrap_or(objects).iter().map(|object| object.0));
-    corruption::forget_removed(db, node, &gone)?;
-    let sql = "DELETE FROM removal WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2))";
-    execute(db, sql, params![node.0, gone])?;
+    let gone = failed.unwrap_or(objects).iter();
+    let sql = "DELETE FROM replica WHERE want = 2 AND node = ?1 AND object IN (SELECT value FROM json_each(?2)) RETURNING object, why";
+    let key = params![node.0, json_list(gone.map(|object| object.0))];
+    let removed: Vec<(u64, Option<Reason>)> =
+        rows(db, sql, key, |row| Ok((unsigned(row, 0)?, row.get(1)?)))?;
+    for (object, _) in removed
+        .into_iter()
+        .filter(|(_, why)| *why == Some(Reason::StageIn))
+    {
+        migrations::stage_in(db, object, node.0, now)?;
+    }
     if failed.is_some() {
-        let sql = "UPDATE removal SET label = 0, queued = ?3 \
-                   WHERE node = ?1 AND object IN (SELECT value FROM json_each(?2))";
+        let sql = "UPDATE replica SET label = 0, since = ?3 \
+                   WHERE want = 2 AND node = ?1 AND object IN (SELECT value FROM json_each(?2))";
         let again = now + AGAIN_NS - REST_NS;
         let row = params![
             node.0,
@@ -166,20 +172,15 @@ pub(super) fn keep_last_intact(
     object: u64,
     (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
-    let sql = "SELECT removal.node FROM removal CROSS JOIN held ON held.object = removal.object AND held.removed = 0 \
-               WHERE removal.object = ?1 AND removal.label = 0 AND removal.node >= 0 \
-               AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = removal.node) \
-               AND EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = held.node) \
-               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = replica.node))";
-    let key = params![object.cast_signed(), CURRENT];
-    let kept: Vec<u32> = rows(db, sql, key, |row| row.get(0))?;
-    for node in kept {
+    let sql = "SELECT node FROM held WHERE object = ?1 AND removed = 0 AND node >= 0";
+    let Some(first) = find(db, sql, [object.cast_signed()], |row| row.get(0))? else {
+        return Ok(());
+    };
+    for NodeId(node) in kept_back(NodeId(first), &replicas::of(db, object)?) {
         tracing::warn!(
             node,
             "object {object:016x} is not removed: its other replicas are corrupt"
         );
-        cancel(db, object, node.into())?;
         replicas::insert(db, object, node)?;
         notes::copied(db, object, node)?;
         if leaving.is_emptied(node) {

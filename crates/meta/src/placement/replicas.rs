@@ -1,17 +1,19 @@
-//! Replicas of versions: the wanted number of replicas, and the nodes that have replicas.
+//! The table `replica`: the state of each object on each node, the wanted state, and the reason.
 //!
-//! All replicas of a version are one object with one id. The tables `inode` and `version` have the first replica, also of a version with
-//! only one replica; the table `replica` has the other replicas. The row of a replica is written together with the label that creates the
-//! replica, and becomes current when the label has succeeded. The row is deleted with the version, whatever the outcome of its label.
+//! All replicas of a version are one object with one id. The tables `version` and `part` have the first replica of an object, and `replica`
+//! has a row for each other replica. The first replica has a row only if it is not intact, leaves its node, is in the burst tier or uses a
+//! reservation. The row of a replica is written together with the label that creates the replica, and becomes current when the label has
+//! succeeded. Each reason has its own module: [`super::migrations`], [`super::burst`], [`super::corruption`], [`super::removals`] and
+//! [`super::reservations`]. Partial indexes serve the queries for due work; therefore these queries contain literals.
 
 use super::nodes::NodeStates;
 use super::under_replicated::{AT_ONCE, NEW, look_again, postpone};
-use super::{burst, corruption, migrations, object_and_node, removals};
+use super::{burst, corruption, migrations, nodes, object_and_node, removals};
 use crate::Connection;
 use crate::attribute::DIRECTORY_REPLICAS;
 use crate::fault::Fault;
 use crate::json::json_list;
-use crate::query::{changed, execute, exists, find, rows, unsigned};
+use crate::query::{execute, exists, find, rows, stored_enum, unsigned};
 use crate::transaction::{Change, Tx};
 use crate::vnode::InodeRecord;
 use crate::{notes, parts, version, vnode};
@@ -20,13 +22,73 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::layout::{self, Layout, Part};
-use tidemill_model::replicas::{ReplicaState, WantedReplicas};
+use tidemill_model::replicas::{
+    ReplicaRecord, ReplicaState, WantedReplicas, WantedState, in_order,
+};
 use tidemill_wire::v1::name_result::Result as Answer;
 
-/// Number of [`ReplicaState::Coming`] in the column `replica.state`, and (`CURRENT`) number of [`ReplicaState::Current`]. The other states
-/// follow from other tables.
-pub const COMING: i64 = 0;
-pub(crate) const CURRENT: i64 = 1;
+stored_enum! {
+    /// State of an object on a node (column `state`).
+    StoredState {
+        /// The node has no complete bytes: a replica is requested, or a client writes the object there within a reservation.
+        Absent = 0,
+        /// A label creates the replica.
+        Coming = 1,
+        /// The replica is complete.
+        Current = 2,
+        /// The content differs from the sealed content.
+        Corrupt = 3,
+        /// A label recreates the corrupt replica.
+        Repairing = 4,
+    }
+}
+
+stored_enum! {
+    /// Wanted state of an object on a node (column `want`).
+    Want {
+        /// The node keeps the object.
+        Keep = 0,
+        /// The node keeps the object until there are enough other replicas.
+        Leave = 1,
+        /// The node removes the object as soon as no client reads it.
+        Drop = 2,
+    }
+}
+
+stored_enum! {
+    /// Reason of a wanted state (column `why`).
+    Reason {
+        /// The node is drained.
+        Drain = 0,
+        /// A user has requested the move.
+        Move = 1,
+        /// The cluster is rebalanced.
+        Rebalance = 2,
+        /// The object is evicted from the burst tier, once it is staged out.
+        Evict = 3,
+        /// The object is staged in to the burst tier.
+        StageIn = 4,
+        /// The object belongs to no version, or its version was deleted.
+        Delete = 5,
+        /// There are enough other replicas.
+        Surplus = 6,
+    }
+}
+
+impl Reason {
+    /// Returns the word for the reason in reports.
+    pub(super) fn word(self) -> &'static str {
+        match self {
+            Self::Drain => "drain",
+            Self::Move => "move",
+            Self::Rebalance => "rebalance",
+            Self::Evict => "evict",
+            Self::StageIn => "stage-in",
+            Self::Delete => "delete",
+            Self::Surplus => "surplus",
+        }
+    }
+}
 
 impl Tx<'_> {
     /// Returns the wanted number of replicas of a file's current version.
@@ -81,8 +143,9 @@ impl Tx<'_> {
         }
         let sql = "SELECT 1 FROM held CROSS JOIN short ON short.object = held.object AND at <= ?2 \
                    WHERE (held.object = ?1 OR held.object IN (SELECT part FROM part WHERE part.object = ?1)) \
-                   AND removed = 0 AND replicas > 1 + (SELECT count(*) FROM replica WHERE replica.object = held.object AND state = ?3)";
-        let row = params![vnode.object.cast_signed(), self.now, CURRENT];
+                   AND removed = 0 AND replicas > 1 + (SELECT count(*) FROM replica WHERE replica.object = held.object \
+                   AND replica.node != held.node AND want != 2 AND state >= 2)";
+        let row = params![vnode.object.cast_signed(), self.now];
         let waits = exists(self.db, sql, row)?;
         Ok(if waits {
             Answer::Copying(attr)
@@ -91,14 +154,11 @@ impl Tx<'_> {
         })
     }
 
-    /// Returns the wanted number of replicas of a version, and the nodes with another replica or a replica in progress.
-    pub(crate) fn replicas_of(
-        &self,
-        object: u64,
-    ) -> Result<(u32, Vec<(u32, ReplicaState)>), Fault> {
+    /// Returns the wanted number of replicas of a version.
+    pub(crate) fn replicas_of(&self, object: u64) -> Result<u32, Fault> {
         let sql = "SELECT replicas FROM version WHERE object = ?1";
         let wanted = find(self.db, sql, [object.cast_signed()], |row| row.get(0))?;
-        Ok((wanted.unwrap_or(1), others(self.db, object)?))
+        Ok(wanted.unwrap_or(1))
     }
 
     /// Returns the node from which the caller should read an object: the first node. If the first node does not respond, or the
@@ -108,12 +168,9 @@ impl Tx<'_> {
         if object == 0 || (self.shared.answers(first) && !avoid.contains(&first) && !corrupt) {
             return Ok(first);
         }
-        let others = others(self.db, object)?.into_iter();
-        let others = others.filter(|(_, state)| *state == ReplicaState::Current);
-        let all: Vec<u32> = std::iter::once(first)
-            .filter(|_| !corrupt)
-            .chain(others.map(|(node, _)| node))
-            .collect();
+        let all = all(self.db, object, NodeId(first))?.into_iter();
+        let all = all.filter(|(_, state)| *state == ReplicaState::Current);
+        let all: Vec<u32> = all.map(|(node, _)| node.0).collect();
         if all.is_empty() {
             return Err(self.corrupt(object, first)?);
         }
@@ -152,7 +209,7 @@ impl Tx<'_> {
             "layout": "whole",
             "version": vnode.version,
             "size": vnode.size,
-            "replicas": self.replicas_of(vnode.object)?.0,
+            "replicas": self.replicas_of(vnode.object)?,
             "parts": [],
         });
         if vnode.object != 0 {
@@ -198,97 +255,135 @@ impl Tx<'_> {
     }
 }
 
-/// Returns the nodes with replicas of an object other than the first replica, including replicas in progress.
-pub fn others(db: &Connection, object: u64) -> Result<Vec<(u32, ReplicaState)>, Fault> {
-    let sql = "SELECT replica.node, state, repairing FROM replica LEFT JOIN corruption \
-               ON corruption.object = replica.object AND corruption.node = replica.node \
-               WHERE replica.object = ?1 ORDER BY replica.node";
+/// Returns the records of an object, ordered by node.
+pub(super) fn of(db: &Connection, object: u64) -> Result<Vec<ReplicaRecord>, Fault> {
+    let sql = "SELECT node, state, want, why, target, tier IS 2, label != 0 FROM replica \
+               WHERE object = ?1 AND node >= 0 ORDER BY node";
     rows(db, sql, [object.cast_signed()], |row| {
-        let state = match (row.get(1)?, row.get(2)?) {
-            (COMING, _) => ReplicaState::Coming,
-            (_, repairing) => of_corruption(repairing),
-        };
-        Ok((row.get(0)?, state))
+        let why: Option<Reason> = row.get(3)?;
+        let target: Option<u32> = row.get(4)?;
+        Ok(ReplicaRecord {
+            node: NodeId(row.get(0)?),
+            state: match row.get(1)? {
+                StoredState::Absent => None,
+                StoredState::Coming | StoredState::Repairing => Some(ReplicaState::Coming),
+                StoredState::Current => Some(ReplicaState::Current),
+                StoredState::Corrupt => Some(ReplicaState::Corrupt),
+            },
+            want: match row.get(2)? {
+                Want::Keep => WantedState::Keep,
+                Want::Leave => WantedState::Leave {
+                    target: target.map(NodeId),
+                    anywhere: matches!(why, Some(Reason::Drain | Reason::Evict)),
+                },
+                Want::Drop => WantedState::Drop {
+                    labelled: row.get(6)?,
+                },
+            },
+            requested: why == Some(Reason::StageIn),
+            staged_out: row.get(5)?,
+        })
     })
 }
 
-/// Returns the state of an object's first replica.
-pub(crate) fn state_of_first(
+/// Returns all nodes with a replica of an object, including replicas in progress. The first replica's node is the first.
+pub fn all(
     db: &Connection,
     object: u64,
-    node: u32,
-) -> Result<ReplicaState, Fault> {
-    let sql = "SELECT repairing FROM corruption WHERE object = ?1 AND node = ?2";
-    let repairing = find(db, sql, params![object.cast_signed(), node], |row| {
-        row.get(0)
-    })?;
-    Ok(of_corruption(repairing))
+    first: NodeId,
+) -> Result<Vec<(NodeId, ReplicaState)>, Fault> {
+    Ok(in_order(first, &of(db, object)?))
 }
 
-/// Returns the state of an existing replica from the record of its corruption: intact, corrupt, or under repair.
-fn of_corruption(repairing: Option<bool>) -> ReplicaState {
-    match repairing {
-        None => ReplicaState::Current,
-        Some(true) => ReplicaState::Coming,
-        Some(false) => ReplicaState::Corrupt,
-    }
-}
-
-/// Records an existing replica of an object. The table `version` or `part` has the first replica.
+/// Records an existing replica of an object that is to be kept. The table `version` or `part` has the first replica.
 pub fn insert(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
-    let row = params![object.cast_signed(), node, CURRENT];
-    let sql = "INSERT OR REPLACE INTO replica VALUES (?1, ?2, ?3)";
-    execute(db, sql, row)
+    let sql = "INSERT INTO replica(object, node, state) VALUES (?1, ?2, 2) \
+               ON CONFLICT DO UPDATE SET state = 2, want = 0, why = NULL, label = 0, detail = NULL";
+    execute(db, sql, params![object.cast_signed(), node])
 }
 
-/// Records that a label is to create a replica on a node. Does nothing if the version was deleted in the meantime.
-pub fn coming(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
-    let sql = "INSERT OR IGNORE INTO replica SELECT object, ?2, ?3 FROM held \
-               WHERE object = ?1 AND removed = 0 AND node != ?2";
-    execute(db, sql, params![object.cast_signed(), node.0, COMING])
+/// Records that a label is to create a replica on a node, or to recreate the node's corrupt replica. Does nothing if the version was deleted
+/// in the meantime.
+pub fn begun(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
+    let sql = "INSERT INTO replica(object, node, state, size) SELECT object, ?2, 1, size FROM held \
+               WHERE object = ?1 AND removed = 0 AND (node != ?2 OR EXISTS \
+               (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2 AND state = 3)) \
+               ON CONFLICT DO UPDATE SET state = iif(state = 3, 4, 1) WHERE state IN (0, 3) AND want != 2";
+    execute(db, sql, params![object.cast_signed(), node.0])
 }
 
-/// Deletes the row of a replica; returns whether the replica was known.
-fn delete(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2";
-    let row = params![object.cast_signed(), node];
-    Ok(changed(db, sql, row)? > 0)
-}
-
-/// Deletes the rows of an object's replicas except the first.
-pub(super) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM replica WHERE object = ?1";
+/// Deletes the rows of an object that say no more than the absence of a row: no bytes and no request, or an intact first replica.
+pub(super) fn settle(db: &Connection, object: u64) -> Result<(), Fault> {
+    let sql = "DELETE FROM replica WHERE object = ?1 AND want = 0 AND why IS NULL AND tier IS NULL AND reservation IS NULL \
+               AND (state = 0 OR state = 2 AND node = (SELECT node FROM held WHERE held.object = ?1))";
     execute(db, sql, [object.cast_signed()])
 }
 
-/// Deletes the rows of the replicas of a version's parts.
-pub(super) fn forget_parts(db: &Connection, version: u64) -> Result<(), Fault> {
-    let sql = "DELETE FROM replica WHERE object IN (SELECT part FROM part WHERE object = ?1)";
-    execute(db, sql, [version.cast_signed()])
+/// Deletes such rows of all objects on a node.
+pub(super) fn settle_node(db: &Connection, node: u32) -> Result<(), Fault> {
+    let sql = "DELETE FROM replica WHERE want != 2 AND node = ?1 AND want = 0 AND why IS NULL AND tier IS NULL \
+               AND reservation IS NULL AND (state = 0 OR state = 2 AND EXISTS \
+               (SELECT 1 FROM held WHERE held.object = replica.object AND held.node = ?1))";
+    execute(db, sql, [node])
 }
 
-/// Deletes the rows of the replicas on a node.
+/// Removes all replicas of a deleted version that have a row. A replica in progress is removed when it is complete.
+pub(super) fn forget(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
+    forget_all(db, "object = ?1", (object, now))?;
+    // The parts keep their bytes until the version is no longer used.
+    let sql = "UPDATE replica SET tier = NULL WHERE tier IS NOT NULL AND object IN (SELECT part FROM part WHERE object = ?1)";
+    execute(db, sql, [object.cast_signed()])
+}
+
+/// Removes all replicas of a version's parts that have a row.
+pub(super) fn forget_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
+    let parts = "object IN (SELECT part FROM part WHERE object = ?1)";
+    forget_all(db, parts, (version, now))
+}
+
+fn forget_all(db: &Connection, objects: &str, (object, now): (u64, i64)) -> Result<(), Fault> {
+    let id = object.cast_signed();
+    let sql = format!("DELETE FROM replica WHERE {objects} AND want != 2 AND state < 2");
+    execute(db, &sql, [id])?;
+    let sql = format!(
+        "UPDATE replica SET since = iif(want = 2, since, ?2), want = 2, why = 5, \
+         state = 2, target = NULL, tier = NULL, detail = NULL WHERE {objects} AND (want != 2 OR state != 2)"
+    );
+    execute(db, &sql, params![id, now])
+}
+
+/// Deletes the rows of a node that was removed from the cluster.
 pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
-    execute(db, "DELETE FROM replica WHERE node = ?1", [node])
+    execute(
+        db,
+        "DELETE FROM replica WHERE node = ?1 AND want = 2",
+        [node],
+    )?;
+    execute(
+        db,
+        "DELETE FROM replica WHERE node = ?1 AND want != 2",
+        [node],
+    )
 }
 
 /// Returns whether a node has an existing replica of an object other than the first replica.
 pub fn is_current(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
-    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
-    exists(db, sql, params![object.cast_signed(), node, CURRENT])
+    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND want != 2 AND state >= 2 \
+               AND node != (SELECT node FROM held WHERE held.object = ?1)";
+    exists(db, sql, params![object.cast_signed(), node])
 }
 
 /// Returns whether the database expects an object on a node, either as the first replica of a version or as another replica.
 pub fn is_expected(db: &Connection, object: ObjectId, node: NodeId) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM held WHERE object = ?1 AND node = ?2 \
-               UNION ALL SELECT 1 FROM replica WHERE object = ?1 AND node = ?2";
+               UNION ALL SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND want != 2 AND state > 0";
     exists(db, sql, params![object.0.cast_signed(), node.0])
 }
 
 /// Returns the nodes with a replica of an object, or a replica in progress.
 pub fn nodes_of(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
-    let sql =
-        "SELECT node FROM held WHERE object = ?1 UNION SELECT node FROM replica WHERE object = ?1";
+    let sql = "SELECT node FROM held WHERE object = ?1 \
+               UNION SELECT node FROM replica WHERE object = ?1 AND want != 2 AND state > 0";
     rows(db, sql, [object.cast_signed()], |row| row.get(0))
 }
 
@@ -299,16 +394,15 @@ pub fn bytes_of_nodes(db: &Connection) -> Result<BTreeMap<u32, u64>, Fault> {
         "SELECT node, {bytes} FROM (\
          SELECT node, size FROM held WHERE removed = 0 AND node >= 0 \
          UNION ALL SELECT replica.node, held.size FROM replica \
-         CROSS JOIN held ON held.object = replica.object) GROUP BY node"
+         CROSS JOIN held ON held.object = replica.object AND held.node != replica.node WHERE want != 2 AND state > 0) GROUP BY node"
     );
     rows(db, &sql, [], |row| Ok((row.get(0)?, unsigned(row, 1)?)))
 }
 
 /// Makes another replica of a version the first replica, if that replica exists; returns whether it exists.
 fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault> {
-    let row = params![object.cast_signed(), first, CURRENT];
-    let sql = "DELETE FROM replica WHERE object = ?1 AND node = ?2 AND state = ?3";
-    if changed(db, sql, row)? == 0 {
+    let sql = "SELECT 1 FROM replica WHERE object = ?1 AND node = ?2 AND state = 2 AND want != 2";
+    if !exists(db, sql, params![object.cast_signed(), first])? {
         return Ok(false);
     }
     version::set_node(db, object, first)?;
@@ -320,7 +414,6 @@ fn switch_first(db: &Connection, object: u64, first: u32) -> Result<bool, Fault>
 /// Removes one replica of an object, or an object that does not belong to a version.
 pub fn remove_replica(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
     // The mark as corrupt stays until the replica is deleted, so that this replica is not kept instead of another.
-    delete(db, object, node)?;
     removals::queue(db, object, node.into(), now)
 }
 
@@ -331,43 +424,42 @@ pub fn of_all(
     objects: &[ObjectId],
     moved: bool,
 ) -> Result<Vec<(ObjectId, NodeId)>, Fault> {
-    let any = "SELECT 1 WHERE EXISTS (SELECT 1 FROM replica) OR EXISTS (SELECT 1 FROM removal)";
-    if objects.is_empty() || !(moved || exists(db, any, [])?) {
+    if objects.is_empty() || !(moved || exists(db, "SELECT 1 FROM replica LIMIT 1", [])?) {
         return Ok(Vec::new());
     }
     let sql = "SELECT replica.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN replica ON replica.object = wanted.value WHERE state = ?2 AND NOT EXISTS \
-               (SELECT 1 FROM corruption WHERE corruption.object = replica.object AND corruption.node = replica.node) \
-               UNION SELECT removal.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN removal ON removal.object = wanted.value WHERE label = 0 AND node >= 0 \
-               UNION SELECT held.object, node FROM json_each(?1) AS wanted \
-               CROSS JOIN held ON held.object = wanted.value WHERE ?3 AND node >= 0 AND NOT EXISTS \
-               (SELECT 1 FROM corruption WHERE corruption.object = held.object AND corruption.node = held.node)";
-    let key = params![
-        json_list(objects.iter().map(|object| object.0)),
-        CURRENT,
-        moved
-    ];
+               CROSS JOIN replica ON replica.object = wanted.value WHERE state = 2 AND label = 0 AND node >= 0 \
+               UNION SELECT held.object, held.node FROM json_each(?1) AS wanted \
+               CROSS JOIN held ON held.object = wanted.value WHERE ?2 AND held.node >= 0 AND NOT EXISTS \
+               (SELECT 1 FROM replica WHERE replica.object = held.object AND replica.node = held.node AND state >= 3)";
+    let key = params![json_list(objects.iter().map(|object| object.0)), moved];
     rows(db, sql, key, object_and_node)
 }
 
 /// Returns all nodes with an intact replica of a version, the first replica's node before the others.
 pub fn holders(db: &Connection, object: u64) -> Result<Vec<u32>, Fault> {
     let sql = "SELECT node FROM held WHERE object = ?1 AND node >= 0";
-    let first = find(db, sql, [object.cast_signed()], |row| row.get::<_, u32>(0))?;
-    let first = match first {
-        Some(first) => Some((first, state_of_first(db, object, first)?)),
-        None => None,
-    };
-    let all = first.into_iter().chain(others(db, object)?);
-    let current = all.filter(|(_, state)| *state == ReplicaState::Current);
-    let mut nodes: Vec<u32> = current.map(|(node, _)| node).collect();
+    let first = find(db, sql, [object.cast_signed()], |row| {
+        row.get(0).map(NodeId)
+    })?;
+    let found = of(db, object)?;
+    let all = first.map(|first| in_order(first, &found));
+    let current = all.into_iter().flatten();
+    let current = current.filter(|(_, state)| *state == ReplicaState::Current);
     // A job may still read the replica there.
-    let going = "SELECT node FROM removal WHERE object = ?1 AND label = 0 AND node >= 0 \
-                 AND NOT EXISTS (SELECT 1 FROM corruption WHERE corruption.object = ?1 AND corruption.node = removal.node)";
-    let going: Vec<u32> = rows(db, going, [object.cast_signed()], |row| row.get(0))?;
-    nodes.extend(going);
-    Ok(nodes)
+    let going = found.iter().filter(|row| row.is_readable_until_removal());
+    let going = going.map(|row| row.node);
+    Ok(current
+        .map(|(node, _)| node)
+        .chain(going)
+        .map(|node| node.0)
+        .collect())
+}
+
+/// Returns whether a node has the first replica of an object that belongs to a version which was not deleted.
+fn is_first(db: &Connection, object: u64, node: u32) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM held WHERE object = ?1 AND node = ?2 AND removed = 0";
+    exists(db, sql, params![object.cast_signed(), node])
 }
 
 /// Records the outcome of a label that was to create a replica.
@@ -378,33 +470,53 @@ pub fn ended(
     well: bool,
     (leaving, now): (&NodeStates, i64),
 ) -> Result<(), Fault> {
-    let look = || {
-        if leaving.is_emptied(node.0) {
-            migrations::leaves(db, object.0, node.0, now)?;
+    let (id, key) = (object.0, params![object.0.cast_signed(), node.0]);
+    let sql = "SELECT state, why FROM replica WHERE object = ?1 AND node = ?2 AND want != 2";
+    let row = find(db, sql, key, |row| {
+        Ok((
+            row.get::<_, StoredState>(0)?,
+            row.get::<_, Option<Reason>>(1)?,
+        ))
+    })?;
+    match row {
+        Some((StoredState::Repairing, _)) if !well => {
+            execute(
+                db,
+                "UPDATE replica SET state = 3 WHERE object = ?1 AND node = ?2",
+                key,
+            )?;
+            return postpone(db, id, Some(NEW), now);
         }
-        look_again(db, object.0, now)
-    };
-    if corruption::repaired(db, object, node, well)? {
-        return match well {
-            true => look(),
-            false => postpone(db, object.0, Some(NEW), now),
-        };
+        Some((_, why)) if !well => {
+            // A request for a replica on this node stays.
+            let sql = match why {
+                Some(Reason::StageIn) => {
+                    "UPDATE replica SET state = 0 WHERE object = ?1 AND node = ?2 AND state = 1"
+                }
+                _ => "DELETE FROM replica WHERE object = ?1 AND node = ?2 AND state = 1",
+            };
+            execute(db, sql, key)?;
+            return postpone(db, id, None, now);
+        }
+        // The version was deleted while the replica was being created.
+        None if well && !is_first(db, id, node.0)? => {
+            return remove_replica(db, id, node.0, now);
+        }
+        None => return Ok(()),
+        Some((state, _)) => {
+            let sql = "UPDATE replica SET state = 2, detail = NULL WHERE object = ?1 AND node = ?2";
+            execute(db, sql, key)?;
+            if state != StoredState::Repairing {
+                notes::copied(db, id, node.0)?;
+                burst::staged_in(db, id, node.0, now)?;
+            }
+            settle(db, id)?;
+        }
     }
-    if !well {
-        return match delete(db, object.0, node.0)? {
-            true => postpone(db, object.0, None, now),
-            false => Ok(()),
-        };
+    if leaving.is_emptied(node.0) {
+        migrations::leaves(db, id, node.0, now)?;
     }
-    let sql = "UPDATE replica SET state = ?3 WHERE object = ?1 AND node = ?2";
-    let row = params![object.0.cast_signed(), node.0, CURRENT];
-    if changed(db, sql, row)? > 0 {
-        notes::copied(db, object.0, node.0)?;
-        burst::staged_in(db, object.0, node.0, now)?;
-        return look();
-    }
-    // The version was deleted while the replica was being created.
-    remove_replica(db, object.0, node.0, now)
+    look_again(db, id, now)
 }
 
 /// Removes replicas. If the first replica is removed, another replica becomes the first.
@@ -430,10 +542,17 @@ pub(super) fn remove_surplus(
             }
             changed = Some(Change::Vnode(ino));
         }
-        remove_replica(db, object, node.0, now)?;
+        let sql = "SELECT size FROM replica WHERE object = ?1 AND node = ?2 AND want = 1";
+        let left = find(db, sql, params![object.cast_signed(), node.0], |row| {
+            row.get(0)
+        })?;
+        removals::queue_surplus(db, object, node.0, now)?;
         notes::copied(db, object, node.0)?;
-        migrations::done(db, object, node.0)?;
+        if let Some(size) = left {
+            nodes::count_left(db, node.0, size)?;
+        }
     }
+    settle(db, object)?;
     Ok(changed)
 }
 
@@ -449,8 +568,7 @@ mod tests {
         let database = names.database();
         let kept = |db: &Connection| {
             db.sql.execute_batch(
-                "INSERT INTO removal(object, node, queued) VALUES (7, -1, 0), (8, 2, 0);
-                 INSERT INTO replica VALUES (8, 1, 1)",
+                "INSERT INTO replica(object, node, state, want) VALUES (7, -1, 2, 2), (8, 2, 2, 2), (8, 1, 2, 0)",
             )?;
             Ok(())
         };

@@ -1,6 +1,6 @@
-//! Reserved space in the burst tier (table `space_reservation`), and the versions placed within a reservation (table `reserved_object`).
-//! [`tidemill_sched::reservation`] defines which clients may begin which versions. Triggers of the database count the used space of a
-//! reservation.
+//! Reserved space in the burst tier (table `space_reservation`), and the versions placed within a reservation (column `replica.reservation`).
+//! [`tidemill_sched::reservation`] defines which clients may begin which versions. A trigger of the database gives back the used space of
+//! removed objects.
 
 use super::burst::{HEARD_NS, TierState, sum_of};
 use crate::query::{execute, first_time, number, numbers, rows, unsigned};
@@ -62,7 +62,8 @@ pub fn all(db: &Connection, now: i64) -> Result<Vec<ActiveReservation>, Fault> {
     if reservations.is_empty() {
         return Ok(reservations);
     }
-    let sql = "SELECT reservation, count(*) FROM writing CROSS JOIN reserved_object ON reserved_object.object = writing.object GROUP BY reservation";
+    let sql = "SELECT reservation, count(*) FROM writing CROSS JOIN replica ON replica.object = writing.object \
+               WHERE reservation IS NOT NULL AND want != 2 GROUP BY reservation";
     let open: BTreeMap<u64, u64> = rows(db, sql, [], numbers)?;
     for one in &mut reservations {
         one.reservation.open = open.get(&one.id).copied().unwrap_or(0);
@@ -92,7 +93,7 @@ pub fn space(
     let open = number(db, sql, [node])?;
     let bytes = sum_of("size");
     let sql =
-        format!("SELECT {bytes} FROM burst WHERE node = ?1 AND state IN (?2, ?3) AND at > ?4");
+        format!("SELECT {bytes} FROM replica WHERE node = ?1 AND tier IN (?2, ?3) AND since > ?4");
     let row = params![node, TierState::Waits, TierState::Due, now - HEARD_NS];
     let unheard = number(db, &sql, row)?;
     let within = of(reservations, node).iter().map(|one| one.open).sum();
@@ -167,6 +168,15 @@ pub(crate) fn forget_directory(db: &Connection, ino: u64) -> Result<(), Fault> {
 /// Returns the time at which the next reservation expires, if any.
 pub fn first_end(db: &Connection) -> Result<Option<i64>, Fault> {
     first_time(db, "SELECT min(until) FROM space_reservation")
+}
+
+/// Counts the bytes of an object that was begun within a reservation and is now closed. Call this before the object is recorded as stored.
+pub(super) fn closed(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+    let sql = "UPDATE space_reservation SET used = used + min(size, (1 << 62) - min(used, 1 << 62)) FROM \
+               (SELECT replica.reservation AS taken, held.size FROM replica CROSS JOIN held ON held.object = replica.object \
+               WHERE replica.object = ?1 AND replica.node = ?2 AND replica.reservation IS NOT NULL AND tier IS NULL AND want != 2) \
+               WHERE reservation = taken";
+    execute(db, sql, params![object.cast_signed(), node])
 }
 
 /// Ends reservations whose time has expired.
@@ -278,8 +288,8 @@ impl Tx<'_> {
         if here.object == 0 {
             return Ok(());
         }
-        let sql =
-            "INSERT OR REPLACE INTO reserved_object(object, reservation, node) VALUES (?1, ?2, ?3)";
+        let sql = "INSERT INTO replica(object, node, state, reservation) VALUES (?1, ?3, 0, ?2) \
+                   ON CONFLICT DO UPDATE SET reservation = ?2";
         let row = params![here.object.cast_signed(), one.id.cast_signed(), one.node];
         execute(self.db, sql, row)
     }

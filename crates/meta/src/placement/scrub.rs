@@ -5,7 +5,6 @@
 //! transaction, so after a restart the tables list the remaining work. All objects of each node are also read regularly.
 
 use super::corruption;
-use super::replicas::CURRENT;
 use crate::Connection;
 use crate::commit::Database;
 use crate::fault::Fault;
@@ -66,13 +65,13 @@ impl ScrubPosition {
         let listed = "SELECT verify.object, coalesce(size, 0) FROM verify LEFT JOIN held USING (object) \
                       WHERE scrub = ?1 AND verify.object > ?2 ORDER BY verify.object LIMIT ?3";
         let all = "SELECT object, size FROM held WHERE node = ?1 AND removed = 0 AND object > ?2 \
-                   UNION SELECT replica.object, size FROM replica CROSS JOIN held ON held.object = replica.object \
-                   WHERE replica.node = ?1 AND replica.object > ?2 AND state = ?4 ORDER BY 1 LIMIT ?3";
+                   UNION SELECT replica.object, held.size FROM replica CROSS JOIN held ON held.object = replica.object \
+                   WHERE want != 2 AND replica.node = ?1 AND replica.object > ?2 AND state >= 2 ORDER BY 1 LIMIT ?3";
         let after = self.after;
         let found: Vec<(u64, u64)> = match self.listed {
             true => rows(db, listed, params![self.id, after, OBJECTS_MAX], numbers)?,
             false => {
-                let key = params![self.node.0, after, OBJECTS_MAX, CURRENT];
+                let key = params![self.node.0, after, OBJECTS_MAX];
                 rows(db, all, key, numbers)?
             }
         };

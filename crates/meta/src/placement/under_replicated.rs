@@ -1,9 +1,9 @@
 //! Objects to examine: they may have fewer replicas than wanted, or they have a requested migration. An object leaves the list when it has
 //! as many replicas as wanted, so after a restart the list has exactly the remaining work.
 
-use super::migrations::{self, Migration};
-use super::replicas::{self, COMING};
-use super::{burst, nodes, removals};
+use super::migrations;
+use super::replicas;
+use super::{burst, nodes};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
@@ -14,7 +14,7 @@ use rusqlite::params;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::label::Owner;
 use tidemill_model::layout::PartOf;
-use tidemill_model::replicas::{REPLICAS_MAX, ReplicaState};
+use tidemill_model::replicas::{REPLICAS_MAX, ReplicaRecord};
 use tidemill_wire::v1;
 
 /// Number of current replicas of a version that was just sealed (column `short.has`). The version is examined among those with only one
@@ -50,8 +50,8 @@ pub fn look_again(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
 pub(super) fn recount(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short SELECT object, \
                (node NOT IN (SELECT node FROM node WHERE state = 2)) + (SELECT count(*) FROM replica \
-                WHERE replica.object = held.object AND state = 1 \
-                AND node NOT IN (SELECT node FROM node WHERE state = 2)), ?2 \
+                WHERE replica.object = held.object AND replica.node != held.node AND want != 2 AND state >= 2 \
+                AND replica.node NOT IN (SELECT node FROM node WHERE state = 2)), ?2 \
                FROM held WHERE object = ?1 \
                ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
     execute(db, sql, params![object.cast_signed(), now])
@@ -60,7 +60,8 @@ pub(super) fn recount(db: &Connection, object: u64, now: i64) -> Result<(), Faul
 /// Schedules the examination of the versions that only this node has. No replica is left of these versions.
 pub(super) fn schedule_lost(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
     let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE node = ?1 AND removed = 0 \
-               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object AND state = 1 AND replica.node != ?1) \
+               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object AND want != 2 AND state >= 2 \
+               AND replica.node != ?1) \
                ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
     execute(db, sql, params![node, now])
 }
@@ -72,15 +73,15 @@ pub(super) fn schedule_leaving(
     (after, last): (i64, i64),
     now: i64,
 ) -> Result<(), Fault> {
-    let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM migration \
-               WHERE source = ?1 AND object > ?2 AND object <= ?3 \
+    let sql = "INSERT INTO short SELECT object, ?4, ?5 FROM replica \
+               WHERE want = 1 AND node = ?1 AND object > ?2 AND object <= ?3 \
                ON CONFLICT DO UPDATE SET at = min(at, ?5)";
     execute(db, sql, params![node, after, last, MIGRATIONS, now])
 }
 
 /// Schedules the examination of the objects of a node of the burst tier, also of objects that are staged out if `all` is set.
 pub(super) fn schedule_burst(db: &Connection, node: u32, all: bool, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM burst WHERE node = ?1 AND (?4 OR state != 2) \
+    let sql = "INSERT INTO short SELECT object, ?3, ?2 FROM replica WHERE tier IS NOT NULL AND node = ?1 AND (?4 OR tier != 2) \
                ON CONFLICT DO UPDATE SET at = min(at, ?2)";
     execute(db, sql, params![node, now, MIGRATIONS, all])
 }
@@ -132,13 +133,13 @@ pub fn due(
         _ => false,
     };
     let sql = "SELECT object FROM short WHERE has = ?1 AND at <= ?2 AND NOT EXISTS \
-               (SELECT 1 FROM replica WHERE replica.object = short.object AND state = ?4 \
-               AND node IN (SELECT value FROM json_each(?5))) ORDER BY at LIMIT ?3";
+               (SELECT 1 FROM replica WHERE replica.object = short.object AND state = 1 \
+               AND node IN (SELECT value FROM json_each(?4))) ORDER BY at LIMIT ?3";
     let up = json_list(up.iter().map(|&node| node.into()));
     let mut objects = Vec::new();
     for has in (0..=MIGRATIONS).filter(|&has| !(waits && has == NEW)) {
         let left = i64::try_from(max - objects.len()).unwrap_or(0);
-        let key = params![has, until, left, COMING, up];
+        let key = params![has, until, left, up];
         let found: Vec<i64> = rows(db, sql, key, |row| row.get(0))?;
         objects.extend(found.into_iter().map(i64::cast_unsigned));
     }
@@ -170,7 +171,7 @@ pub fn health(db: &Connection) -> Result<v1::ReplicaHealth, Fault> {
         unavailable: number(db, "SELECT count(*) FROM short WHERE has = 0", [])?,
         unavailable_paths: rows(db, sql, [LOST_NAMED_MAX], |row| row.get(0))?,
         failed_nodes: nodes::lost(db)?,
-        corrupt: number(db, "SELECT count(*) FROM corruption", [])?,
+        corrupt: number(db, "SELECT count(*) FROM replica WHERE state >= 3", [])?,
     })
 }
 
@@ -191,18 +192,14 @@ pub struct VersionFacts {
     pub owner: Owner,
     /// Version that contains the object as a part; `None` if the object is a whole version.
     pub part: Option<PartOf>,
-    /// Whether the version is in the burst tier and was also stored on a node of the capacity tier at the last check.
-    pub staged_out: bool,
-    /// Nodes with replicas, also with replicas in progress. The first entry is the first replica.
-    pub holders: Vec<(NodeId, ReplicaState)>,
-    /// Requested migrations of the object to other nodes and requested additional replicas of the object.
-    pub migrations: Vec<Migration>,
-    /// Nodes that are about to remove the object.
-    pub removing: Vec<u32>,
+    /// Node of the first replica.
+    pub first: NodeId,
+    /// States of the object on its nodes. The first replica may lack a record.
+    pub records: Vec<ReplicaRecord>,
 }
 
-/// Reads the facts about an object; `None` if the object belongs to no version. Pass whether the burst tier has nodes as `tier`.
-pub fn facts(db: &Connection, object: u64, tier: bool) -> Result<Option<VersionFacts>, Fault> {
+/// Reads the facts about an object; `None` if the object belongs to no version.
+pub fn facts(db: &Connection, object: u64) -> Result<Option<VersionFacts>, Fault> {
     let sql = "SELECT held.size, replicas, held.node, removed, held.ino, path, \
                coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
@@ -210,7 +207,7 @@ pub fn facts(db: &Connection, object: u64, tier: bool) -> Result<Option<VersionF
         Ok(VersionFacts {
             size: unsigned(row, 0)?,
             wanted: row.get::<_, u32>(1)? as usize,
-            holders: vec![(NodeId(row.get(2)?), ReplicaState::Current)],
+            first: NodeId(row.get(2)?),
             deleted: row.get(3)?,
             ino: unsigned(row, 4)?,
             path: String::from_utf8_lossy(&row.get::<_, Vec<u8>>(5)?).into_owned(),
@@ -219,23 +216,14 @@ pub fn facts(db: &Connection, object: u64, tier: bool) -> Result<Option<VersionF
                 gid: row.get(7)?,
             },
             part: None,
-            staged_out: false,
-            migrations: Vec::new(),
-            removing: Vec::new(),
+            records: Vec::new(),
         })
     })?;
     let Some(mut facts) = found else {
         return Ok(None);
     };
     facts.part = parts::part_of(db, object)?;
-    facts.staged_out = tier && burst::is_staged_out(db, object)?;
-    let first = &mut facts.holders[0];
-    first.1 = replicas::state_of_first(db, object, first.0.0)?;
-    let others = replicas::others(db, object)?.into_iter();
-    let others = others.map(|(node, state)| (NodeId(node), state));
-    facts.holders.extend(others);
-    facts.migrations = migrations::of(db, object)?;
-    facts.removing = removals::nodes_of(db, object)?;
+    facts.records = replicas::of(db, object)?;
     Ok(Some(facts))
 }
 
@@ -312,7 +300,7 @@ mod tests {
         let kept = |db: &Connection| {
             db.sql.execute_batch(
                 "INSERT INTO short VALUES (7, 1, 0), (8, 1, 0), (9, 9, 0), (10, 1, 2);
-                 INSERT INTO replica VALUES (7, 1, 0), (8, 1, 1)",
+                 INSERT INTO replica(object, node, state) VALUES (7, 1, 1), (8, 1, 2)",
             )?;
             Ok(())
         };

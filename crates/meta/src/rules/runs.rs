@@ -31,7 +31,7 @@ pub const SHARED: &str = "several mounts write the file: it triggers the rule wh
 
 /// SQL expression for the node of the burst tier on which an object is being written or is stored.
 const NODE: &str = "coalesce((SELECT node FROM writing WHERE writing.object = rule_run.object), \
-                    (SELECT node FROM burst WHERE burst.object = rule_run.object))";
+                    (SELECT node FROM replica WHERE replica.object = rule_run.object AND tier IS NOT NULL))";
 
 /// SQL condition for the next rule runs of a removed rule that are deleted: at most `?2` runs of the rule `?1`.
 pub(super) const LEFT: &str = "rule_run IN (SELECT rule_run FROM rule_run WHERE rule = ?1 AND NOT (state = 2 AND EXISTS \

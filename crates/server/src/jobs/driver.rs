@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, DriverReport};
 use crate::conditions::database_state;
 use crate::queue::{LabelQueue, Unavailable};
 use crate::removal::Garbage;
-use crate::replicas::{self, NodeAbsences, UnderReplicated};
+use crate::replicas::{self, UnderReplicated};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -347,7 +347,7 @@ impl Driver {
             Vec::new()
         });
         let sites = self.cluster.sites();
-        let absent = NodeAbsences::new(&self.shared.nodes, &self.cluster);
+        let absent = replicas::absences(&self.shared.nodes, &self.cluster);
         let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {

@@ -249,10 +249,7 @@ impl StepWriter<'_> {
             LabelWork::Remove(objects) => {
                 removals::labelled(self.db, posted.label, posted.node, objects)
             }
-            LabelWork::Copy(object) => {
-                replicas::coming(self.db, *object, posted.node)?;
-                corruption::repairing(self.db, *object, posted.node)
-            }
+            LabelWork::Copy(object) => replicas::begun(self.db, *object, posted.node),
             LabelWork::Verify { scrub, last } => scrub::labelled(self.db, *scrub, *last),
         }
     }

@@ -1,7 +1,7 @@
 //! Migrations of files that their owners request. Next: `server/src/replicas.rs`, which decides about the replicas.
 
 use super::{NodeProperties, NodeRefusal};
-use tidemill_meta::placement::migrations::{self, Reason};
+use tidemill_meta::placement::migrations;
 use tidemill_meta::placement::{replicas, reservations, under_replicated};
 use tidemill_meta::transaction::Tx;
 use tidemill_meta::vnode::InodeRecord;
@@ -381,7 +381,7 @@ pub(crate) fn cancel(tx: &Tx<'_>, path: &[u8]) -> Result<v1::MoveReply, Fault> {
     for file in files {
         let mut bytes = None;
         for one in objects_of(tx, &file)? {
-            if migrations::cancel(tx.db, one.object, Reason::Move)? {
+            if migrations::cancel_move(tx.db, one.object)? {
                 under_replicated::look_again(tx.db, one.object, tx.now)?;
                 bytes = Some(bytes.unwrap_or(0) + one.size);
             }

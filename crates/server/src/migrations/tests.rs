@@ -2,7 +2,7 @@
 
 use super::{NodeProperties, files, labels};
 use crate::clock;
-use tidemill_meta::placement::burst::{TierNode, is_staged_out, reported, staged_out, to_evict};
+use tidemill_meta::placement::burst::{TierNode, reported, staged_out, to_evict};
 use tidemill_meta::placement::{corruption, nodes, reservations};
 use tidemill_meta::quota::used;
 use tidemill_meta::transaction::Tx;
@@ -105,7 +105,11 @@ impl Tier {
     fn staged_out(&self, object: u64) -> bool {
         self.names
             .database()
-            .read(|db| is_staged_out(db, object))
+            .read(|db| {
+                let sql = "SELECT 1 FROM replica WHERE object = ?1 AND tier = 2";
+                let mut staged = db.raw().prepare(sql)?;
+                Ok(staged.exists([object.cast_signed()])?)
+            })
             .unwrap()
     }
 }
@@ -159,12 +163,13 @@ fn burst_sums_saturate_for_files_of_huge_total_length() {
     let mut tier = Tier::new();
     tier.sql(format!(
         "INSERT INTO space_reservation(reservation, ino, node, bytes, uid, bounded, since, until) VALUES (1, 1, 3, 100, 0, 0, 0, {0});
-         INSERT INTO reserved_object(object, reservation, node) VALUES ({1}, 1, 3), ({2}, 1, 3), ({3}, 1, 3)",
+         INSERT INTO replica(object, node, state, reservation) VALUES ({1}, 3, 0, 1), ({2}, 3, 0, 1), ({3}, 3, 0, 1)",
         i64::MAX,
         tier.object,
         tier.object + 1,
         tier.object + 2,
     ));
+    tier.names.shared().bursts.set_reserved();
     let size = i64::MAX.unsigned_abs();
     let objects = [size, size, 7].map(|size| tier.closed(size));
     let free = TierNode {
@@ -193,7 +198,7 @@ fn burst_sums_saturate_for_files_of_huge_total_length() {
     assert_eq!(bytes, [MOST]);
     // Evicted objects no longer count.
     tier.sql(format!(
-        "INSERT INTO removal(node, object, queued) VALUES (3, {0}, 0), (3, {1}, 0); DELETE FROM removal",
+        "DELETE FROM replica WHERE object IN ({0}, {1})",
         objects[0], objects[1]
     ));
     let left = tier.write(|tx| reservations::all(tx.db, tx.now)).unwrap();
@@ -242,14 +247,18 @@ fn version_whose_stored_replica_is_lost_is_staged_out_again() {
             let mut tier = Tier::new();
             let object = tier.closed(5);
             tier.sql(match brought {
-                false => format!("INSERT INTO replica VALUES ({object}, 0, 1)"),
+                false => {
+                    format!("INSERT INTO replica(object, node, state) VALUES ({object}, 0, 2)")
+                }
                 true => format!(
-                    "INSERT INTO replica VALUES ({object}, 3, 1); UPDATE version SET node = 0;
+                    "UPDATE version SET node = 0;
                      UPDATE inode SET node = 0 WHERE object = {object}"
                 ),
             });
             if twice {
-                tier.sql(format!("INSERT INTO replica VALUES ({object}, 1, 1)"));
+                tier.sql(format!(
+                    "INSERT INTO replica(object, node, state) VALUES ({object}, 1, 2)"
+                ));
             }
             let done = tier.write(move |tx| staged_out(tx.db, object));
             done.unwrap();

@@ -206,7 +206,7 @@ async fn node_drain_continues_after_server_restart_at_any_step() {
                 assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
                 // Objects to remove wait until mounts have reported their open files. This changes their time as if they were listed now.
                 let sql =
-                    "UPDATE removal SET queued = CAST(unixepoch('subsec') * 1000000000 AS INTEGER)";
+                    "UPDATE replica SET since = CAST(unixepoch('subsec') * 1000000000 AS INTEGER)";
                 change(dir.path(), sql);
                 assert_eq!(old.removed().await, [object]);
             }
@@ -250,7 +250,7 @@ async fn version_removed_during_migration_is_removed_on_both_nodes() {
     assert_eq!(new.removed().await, [kept]);
     assert_eq!(old.removed().await, [kept]);
     drained(&client, is_empty).await;
-    let left = "SELECT (SELECT count(*) FROM replica) + (SELECT count(*) FROM short) + (SELECT count(*) FROM migration)";
+    let left = "SELECT (SELECT count(*) FROM replica) + (SELECT count(*) FROM short)";
     assert_eq!(rows(dir.path(), left), 0);
     assert_eq!(
         replicas(&client, vnode.ino).await,
@@ -329,7 +329,7 @@ async fn replica_removal_is_cancelled_if_other_replicas_are_corrupt() {
     drain(&client, 0, false).await.unwrap();
     let sent = copy(&mut new).await;
     made(&mut new, sent).await;
-    while rows(dir.path(), "SELECT count(*) FROM removal") == 0 {
+    while rows(dir.path(), "SELECT count(*) FROM replica WHERE want = 2") == 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(replicas(&client, ino).await, json!([at(1, "current")]));
@@ -343,7 +343,10 @@ async fn replica_removal_is_cancelled_if_other_replicas_are_corrupt() {
     new.send(From::Corrupt(corrupt)).await;
     let sent = copy(&mut new).await;
     assert_eq!(sent.1.from.as_ref().unwrap().node, 0);
-    assert_eq!(rows(dir.path(), "SELECT count(*) FROM removal"), 0);
+    assert_eq!(
+        rows(dir.path(), "SELECT count(*) FROM replica WHERE want = 2"),
+        0
+    );
     made(&mut new, sent).await;
     drop(reader);
     assert_eq!(old.removed().await, [object]);
@@ -687,7 +690,7 @@ async fn rebalance_migrates_files_from_fullest_to_emptiest_node() {
     };
     assert_eq!(planned.unwrap().into_inner().flows, [flow]);
     assert_eq!(
-        rows(dir.path(), "SELECT count(*) FROM migration"),
+        rows(dir.path(), "SELECT count(*) FROM replica"),
         0,
         "it was only asked"
     );

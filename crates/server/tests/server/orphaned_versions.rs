@@ -274,7 +274,9 @@ async fn status_lists_connected_mounts() {
 /// Returns the server's list of removals: each object, and the label that removes it.
 fn removals(dir: &std::path::Path) -> Vec<(i64, i64)> {
     let db = rusqlite::Connection::open(dir.join("server.db")).unwrap();
-    let mut rows = db.prepare("SELECT object, label FROM removal").unwrap();
+    let mut rows = db
+        .prepare("SELECT object, label FROM replica WHERE want = 2")
+        .unwrap();
     let rows = rows
         .query_map([], |row| Ok((row.get(0)?, row.get(1)?)))
         .unwrap();
@@ -325,7 +327,7 @@ async fn object_removal_is_resent_until_node_confirms_it() {
     assert_eq!(removals(dir.path()), [(objects[1].cast_signed(), 0)]);
     // The remaining object becomes part of a label again after a while.
     let db = rusqlite::Connection::open(dir.path().join("server.db")).unwrap();
-    let sooner = "UPDATE removal SET queued = queued - 29000000000";
+    let sooner = "UPDATE replica SET since = since - 29000000000";
     db.execute(sooner, []).unwrap();
     // A label may arrive twice; the node then reports its result again.
     let (again, left) = loop {

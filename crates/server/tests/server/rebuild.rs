@@ -201,7 +201,7 @@ fn recovery_uses_latest_note_of_each_inode() {
     );
     // The superseded versions are removed now.
     let db = Connection::open(directory.path().join("again/server.db")).unwrap();
-    let removal = "SELECT group_concat(object) FROM (SELECT object FROM removal ORDER BY object)";
+    let removal = "SELECT group_concat(object) FROM (SELECT object FROM replica WHERE want = 2 ORDER BY object)";
     let removal: String = db.query_row(removal, [], |row| row.get(0)).unwrap();
     assert_eq!(removal, "110,112");
 }
@@ -236,11 +236,12 @@ fn recovery_joins_replicas_of_object_and_needs_only_one_replica() {
     let first = "SELECT group_concat(object || '@' || node || '*' || replicas) FROM \
                  (SELECT * FROM version ORDER BY object)";
     assert_eq!(ask(first), "100@0*3,101@0*2,102@0*1,103@1*2");
-    let others = "SELECT group_concat(object || '@' || node || ':' || state) FROM replica";
-    assert_eq!(ask(others), "100@1:1,103@2:1");
+    let others =
+        "SELECT group_concat(object || '@' || node || ':' || state) FROM replica WHERE want = 0";
+    assert_eq!(ask(others), "100@1:2,103@2:2");
     let short = "SELECT group_concat(object || ':' || has) FROM short";
     assert_eq!(ask(short), "100:2", "the third is recreated");
-    let removal = "SELECT group_concat(object || '@' || node) FROM removal";
+    let removal = "SELECT group_concat(object || '@' || node) FROM replica WHERE want = 2";
     assert_eq!(ask(removal), "101@0,101@2");
 }
 
@@ -298,10 +299,10 @@ fn recovery_joins_parts_of_striped_file() {
                  (SELECT * FROM part ORDER BY object, seq)";
     let all = "110.0=201@0,110.1=202@1,112.0=203@0,112.1=204@1,115.1=206@1";
     assert_eq!(ask(parts), all);
-    let replicas = "SELECT group_concat(object || '@' || node) FROM replica";
+    let replicas = "SELECT group_concat(object || '@' || node) FROM replica WHERE want = 0";
     assert_eq!(ask(replicas), "202@2");
     assert_eq!(ask("SELECT group_concat(object) FROM short"), "201");
-    let removal = "SELECT group_concat(object || '@' || node) FROM removal";
+    let removal = "SELECT group_concat(object || '@' || node) FROM replica WHERE want = 2";
     assert_eq!(ask(removal), "111@1", "the former version");
     assert!(
         db.query_row(

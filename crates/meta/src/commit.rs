@@ -59,10 +59,13 @@ impl<T> Committed<T> {
     }
 }
 
+/// Statements that may run several times, until their transaction is committed.
+type RepeatableWork = Box<dyn FnMut(&Connection) -> Result<(), Fault> + Send>;
+
 /// Work that is part of the next transaction, whatever starts it.
 struct Rider {
     /// The work, which runs several times if transactions are not committed.
-    work: Box<dyn FnMut(&Connection) -> Result<(), Fault> + Send>,
+    work: RepeatableWork,
     /// Function to call after the commit.
     done: Box<dyn FnOnce() + Send>,
 }

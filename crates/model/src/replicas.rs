@@ -830,7 +830,8 @@ mod tests {
             let all = sites(&["a", "b", "c", "a", "d"]);
             let first = NodeId(roll(5));
             let mut records = Vec::new();
-            for node in (0..5).map(NodeId).filter(|_| roll(2) == 0) {
+            let nodes: Vec<NodeId> = (0..5).map(NodeId).filter(|_| roll(2) == 0).collect();
+            for node in nodes {
                 let state = [None, Some(Coming), Some(Current), Some(Corrupt)];
                 let target = (roll(2) == 0).then_some(NodeId(roll(5)));
                 let want = match roll(if node == first { 3 } else { 5 }) {

@@ -227,11 +227,14 @@ mod tests {
         panics: bool,
     }
 
+    /// Due time of work that appears, and the signals that report it.
+    type LateJob = (i64, Arc<Wakes>);
+
     #[derive(Clone, Default)]
     struct TestChore {
         jobs: Arc<Mutex<Jobs>>,
         /// Signalled work that appears in the look, after the chore has read its jobs.
-        late: Arc<Mutex<Option<(i64, Arc<Wakes>)>>>,
+        late: Arc<Mutex<Option<LateJob>>>,
     }
 
     impl Chore for TestChore {

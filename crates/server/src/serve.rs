@@ -270,14 +270,9 @@ impl RunningServer {
         let trust = Trust::new(ca.der())?;
         let identity = config.tls.then_some(identity);
         let access = open_access(&dir, &ca)?;
-        let owner = own_user();
-        let database = dir.join("server.db");
-        let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
-        let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
-        names.keep_kernels_directory(owner).await?;
-        tell(&names, &config);
-        let settings = settings(&names, &config, &ca)?;
+        let names = open_names(&config).await?;
         let (driver, incoming) = std::sync::mpsc::channel();
+        let settings = settings(&names, &config, &ca)?;
         let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
         cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
@@ -298,15 +293,8 @@ impl RunningServer {
         let files = FileService::new(&names, &lease_recalls, &access, &cluster, &trust);
         let uses = (&names, &lease_recalls, &cluster);
         let conditions = ConditionService::new((&names, &cluster, &orphaned_versions), &signals);
-        let chore_parts = ChoreParts {
-            names: names.clone(),
-            cluster: cluster.clone(),
-            manager: manager.clone(),
-            garbage,
-            driver: driver.clone(),
-            repair_after: config.repair_after,
-            scrub_every: config.scrub_every,
-        };
+        let worked_on = (names.clone(), cluster.clone(), manager.clone());
+        let chore_parts = chore_parts(worked_on, garbage, &driver, &config);
         let parts = ServiceParts {
             rule_runner: RuleRunner::start(uses, Some(&files), &driver),
             files,
@@ -327,8 +315,11 @@ impl RunningServer {
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
         let address = listen(config.listen, identity, &socket, routes, &access).await?;
         let local = start_local(&socket, lease_recalls, access)?;
-        let chores = (chore_parts, config.keep_jobs);
-        start_background_tasks(chores, orphaned_versions, &conditions);
+        start_background_tasks(
+            (chore_parts, config.keep_jobs),
+            orphaned_versions,
+            &conditions,
+        );
         tracing::info!(%address, socket = %socket.display(), "server is up");
         Ok(Self {
             address,
@@ -392,6 +383,34 @@ impl Drop for RunningServer {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();
         }
+    }
+}
+
+/// Opens the namespace, and applies the settings of the server to it.
+async fn open_names(config: &ServeConfig) -> Result<Arc<SqliteNames>, StartError> {
+    let (owner, database) = (own_user(), config.dir.join("server.db"));
+    let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
+    let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
+    names.keep_kernels_directory(owner).await?;
+    tell(&names, config);
+    Ok(names)
+}
+
+/// Returns the parts of the server on which its chores work.
+fn chore_parts(
+    (names, cluster, manager): (Arc<SqliteNames>, Arc<Cluster>, Manager),
+    garbage: Garbage,
+    driver: &Sender<DriverMessage>,
+    config: &ServeConfig,
+) -> ChoreParts {
+    ChoreParts {
+        names,
+        cluster,
+        manager,
+        garbage,
+        driver: driver.clone(),
+        repair_after: config.repair_after,
+        scrub_every: config.scrub_every,
     }
 }
 

@@ -63,11 +63,8 @@ impl World {
             self.ask("SELECT * FROM replica WHERE state = 1"),
         );
         let lost = self.lost();
-        let lost = lost
-            .iter()
-            .map(u64::to_string)
-            .collect::<Vec<_>>()
-            .join(",");
+        let lost: Vec<String> = lost.iter().map(u64::to_string).collect();
+        let lost = lost.join(",");
         let corrupt = format!("SELECT * FROM replica WHERE state >= 3 AND object NOT IN ({lost})");
         look("a replica is corrupt", self.ask(&corrupt));
         look("something is corrupt", self.corrupt_objects());

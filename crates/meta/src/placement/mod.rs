@@ -1,17 +1,14 @@
 //! Nodes, the replicas that they store, and the changes of replicas that are due.
 
-pub mod burst;
-pub mod corruption;
 pub mod energy;
-pub mod migrations;
 pub mod node_uses;
 pub mod nodes;
-pub mod removals;
 pub mod replicas;
-pub mod reservations;
 pub mod scrub;
 pub mod suspensions;
 pub mod under_replicated;
+
+pub use replicas::{burst, corruption, migrations, removals, reservations};
 
 use super::fault::Fault;
 use crate::Connection;

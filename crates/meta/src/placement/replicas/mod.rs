@@ -3,16 +3,22 @@
 //! All replicas of a version are one object with one id. The tables `version` and `part` have the first replica of an object, and `replica`
 //! has a row for each other replica. The first replica has a row only if it is not intact, leaves its node, is in the burst tier or uses a
 //! reservation. The row of a replica is written together with the label that creates the replica, and becomes current when the label has
-//! succeeded. Each reason has its own module: [`super::migrations`], [`super::burst`], [`super::corruption`], [`super::removals`] and
-//! [`super::reservations`]. Partial indexes serve the queries for due work; therefore these queries contain literals.
+//! succeeded. Each reason has its own module, and no other module writes the table. Partial indexes serve the queries for due work; therefore
+//! these queries contain literals.
 
-use super::nodes::NodeStates;
-use super::under_replicated::{AT_ONCE, NEW, look_again, postpone};
-use super::{burst, corruption, migrations, nodes, object_and_node, removals};
+pub mod burst;
+pub mod corruption;
+pub mod migrations;
+pub mod removals;
+pub mod reservations;
+
 use crate::Connection;
 use crate::attribute::DIRECTORY_REPLICAS;
 use crate::fault::Fault;
 use crate::json::json_list;
+use crate::placement::nodes::NodeStates;
+use crate::placement::under_replicated::{AT_ONCE, NEW, look_again, postpone};
+use crate::placement::{nodes, object_and_node};
 use crate::query::{execute, exists, find, rows, stored_enum, unsigned};
 use crate::transaction::{Change, Tx};
 use crate::vnode::InodeRecord;
@@ -77,7 +83,7 @@ stored_enum! {
 
 impl Reason {
     /// Returns the word for the reason in reports.
-    pub(super) fn word(self) -> &'static str {
+    pub(in crate::placement) fn word(self) -> &'static str {
         match self {
             Self::Drain => "drain",
             Self::Move => "move",
@@ -256,7 +262,7 @@ impl Tx<'_> {
 }
 
 /// Returns the records of an object, ordered by node.
-pub(super) fn of(db: &Connection, object: u64) -> Result<Vec<ReplicaRecord>, Fault> {
+pub(in crate::placement) fn of(db: &Connection, object: u64) -> Result<Vec<ReplicaRecord>, Fault> {
     let sql = "SELECT node, state, want, why, target, tier IS 2, label != 0 FROM replica \
                WHERE object = ?1 AND node >= 0 ORDER BY node";
     rows(db, sql, [object.cast_signed()], |row| {
@@ -313,14 +319,14 @@ pub fn begun(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {
 }
 
 /// Deletes the rows of an object that say no more than the absence of a row: no bytes and no request, or an intact first replica.
-pub(super) fn settle(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(in crate::placement) fn settle(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "DELETE FROM replica WHERE object = ?1 AND want = 0 AND why IS NULL AND tier IS NULL AND reservation IS NULL \
                AND (state = 0 OR state = 2 AND node = (SELECT node FROM held WHERE held.object = ?1))";
     execute(db, sql, [object.cast_signed()])
 }
 
 /// Deletes such rows of all objects on a node.
-pub(super) fn settle_node(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn settle_node(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "DELETE FROM replica WHERE want != 2 AND node = ?1 AND want = 0 AND why IS NULL AND tier IS NULL \
                AND reservation IS NULL AND (state = 0 OR state = 2 AND EXISTS \
                (SELECT 1 FROM held WHERE held.object = replica.object AND held.node = ?1))";
@@ -328,7 +334,7 @@ pub(super) fn settle_node(db: &Connection, node: u32) -> Result<(), Fault> {
 }
 
 /// Removes all replicas of a deleted version that have a row. A replica in progress is removed when it is complete.
-pub(super) fn forget(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
+pub(in crate::placement) fn forget(db: &Connection, object: u64, now: i64) -> Result<(), Fault> {
     forget_all(db, "object = ?1", (object, now))?;
     // The parts keep their bytes until the version is no longer used.
     let sql = "UPDATE replica SET tier = NULL WHERE tier IS NOT NULL AND object IN (SELECT part FROM part WHERE object = ?1)";
@@ -336,7 +342,11 @@ pub(super) fn forget(db: &Connection, object: u64, now: i64) -> Result<(), Fault
 }
 
 /// Removes all replicas of a version's parts that have a row.
-pub(super) fn forget_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
+pub(in crate::placement) fn forget_parts(
+    db: &Connection,
+    version: u64,
+    now: i64,
+) -> Result<(), Fault> {
     let parts = "object IN (SELECT part FROM part WHERE object = ?1)";
     forget_all(db, parts, (version, now))
 }
@@ -353,7 +363,7 @@ fn forget_all(db: &Connection, objects: &str, (object, now): (u64, i64)) -> Resu
 }
 
 /// Deletes the rows of a node that was removed from the cluster.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
     execute(
         db,
         "DELETE FROM replica WHERE node = ?1 AND want = 2",
@@ -520,7 +530,7 @@ pub fn ended(
 }
 
 /// Removes replicas. If the first replica is removed, another replica becomes the first.
-pub(super) fn remove_surplus(
+pub(in crate::placement) fn remove_surplus(
     db: &Connection,
     object: u64,
     (goes, first): (&[NodeId], u32),

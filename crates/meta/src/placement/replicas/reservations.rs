@@ -2,7 +2,7 @@
 //! [`tidemill_sched::reservation`] defines which clients may begin which versions. A trigger of the database gives back the used space of
 //! removed objects.
 
-use super::burst::{HEARD_NS, TierState, sum_of};
+use crate::placement::burst::{HEARD_NS, TierState, sum_of};
 use crate::query::{execute, first_time, number, numbers, rows, unsigned};
 
 use crate::Connection;
@@ -155,7 +155,7 @@ pub fn release(db: &Connection, id: u64) -> Result<(), Fault> {
 }
 
 /// Ends the reservations on a node.
-pub(super) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn forget_node(db: &Connection, node: u32) -> Result<(), Fault> {
     execute(db, "DELETE FROM space_reservation WHERE node = ?1", [node])
 }
 
@@ -171,7 +171,7 @@ pub fn first_end(db: &Connection) -> Result<Option<i64>, Fault> {
 }
 
 /// Counts the bytes of an object that was begun within a reservation and is now closed. Call this before the object is recorded as stored.
-pub(super) fn closed(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn closed(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE space_reservation SET used = used + min(size, (1 << 62) - min(used, 1 << 62)) FROM \
                (SELECT replica.reservation AS taken, held.size FROM replica CROSS JOIN held ON held.object = replica.object \
                WHERE replica.object = ?1 AND replica.node = ?2 AND replica.reservation IS NOT NULL AND tier IS NULL AND want != 2) \

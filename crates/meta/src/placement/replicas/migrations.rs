@@ -1,13 +1,13 @@
 //! Replicas that move to other nodes: rows of `replica` with the wanted state `Leave`. A row requests the removal of one replica, and may
-//! request where another replica is to be stored. The examination of the object ([`super::under_replicated`]) creates the new replica, makes
+//! request where another replica is to be stored. The examination of the object ([`crate::placement::under_replicated`]) creates the new replica, makes
 //! it the first if the old replica was the first, and then removes the old replica. After a restart, the table therefore has exactly the
 //! remaining work. A request for a further replica is a row of the node that is to receive it.
 
-use super::burst;
-use super::replicas::{Reason, settle, settle_node};
-use super::under_replicated::{MIGRATIONS, look_again, schedule};
 use crate::Connection;
 use crate::fault::Fault;
+use crate::placement::burst;
+use crate::placement::replicas::{Reason, settle, settle_node};
+use crate::placement::under_replicated::{MIGRATIONS, look_again, schedule};
 use crate::query::{changed, execute, exists, find, number, rows, unsigned};
 use rusqlite::params;
 use tidemill_wire::v1;
@@ -26,7 +26,7 @@ pub struct Movable {
 }
 
 /// Requests that the replica on a node leaves the node, unless that is requested already.
-pub(super) fn request(
+pub(in crate::placement) fn request(
     db: &Connection,
     object: u64,
     (node, why): (u32, Reason),
@@ -41,7 +41,12 @@ pub(super) fn request(
 
 /// Requests that a further replica of an object is created on a node of the burst tier. A replica that the node is about to remove is created
 /// after its removal.
-pub(super) fn stage_in(db: &Connection, object: u64, node: u32, at: i64) -> Result<(), Fault> {
+pub(in crate::placement) fn stage_in(
+    db: &Connection,
+    object: u64,
+    node: u32,
+    at: i64,
+) -> Result<(), Fault> {
     let sql = "INSERT INTO replica(object, node, state, why, target, size) SELECT object, ?2, 0, 4, ?2, size FROM held \
                WHERE object = ?1 ON CONFLICT DO UPDATE SET why = 4, target = ?2, size = excluded.size WHERE want != 1";
     execute(db, sql, params![object.cast_signed(), node])?;
@@ -115,7 +120,7 @@ pub fn each_movable(db: &Connection, mut take: impl FnMut(Movable) -> bool) -> R
 
 /// Requests that the replicas on a draining node in the range `after` to `last` of objects leave the node. A replica that is being created
 /// is put on the list when it exists.
-pub(super) fn request_drain(
+pub(in crate::placement) fn request_drain(
     db: &Connection,
     node: u32,
     (after, last): (i64, i64),
@@ -131,7 +136,7 @@ pub(super) fn request_drain(
 }
 
 /// Makes all migrations from a node leave the node, since it is drained, and cancels all migrations to it.
-pub(super) fn drain(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn drain(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE replica SET why = 0 WHERE want = 1 AND node = ?1";
     execute(db, sql, [node])?;
     cancel_to(db, node)
@@ -154,7 +159,7 @@ fn cancel_where(
 }
 
 /// Cancels all migrations to a node. Objects that have to leave their node get another target; other migrations are deleted.
-pub(super) fn cancel_to(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn cancel_to(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE replica SET target = NULL WHERE target = ?1 AND why = 0";
     execute(db, sql, [node])?;
     cancel_where(db, "target = ?1", [node]).map(drop)
@@ -162,20 +167,20 @@ pub(super) fn cancel_to(db: &Connection, node: u32) -> Result<(), Fault> {
 
 /// Cancels the migrations by which objects leave a draining node. Entries on the list of versions to examine are removed when they are
 /// examined.
-pub(super) fn cancel_drain(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn cancel_drain(db: &Connection, node: u32) -> Result<(), Fault> {
     let sql = "UPDATE replica SET want = 0, why = NULL, target = NULL WHERE want = 1 AND node = ?1 AND why = 0";
     execute(db, sql, [node])?;
     settle_node(db, node)
 }
 
 /// Cancels the migrations to and from a node that no longer belongs to the burst tier.
-pub(super) fn cancel_tier(db: &Connection, node: u32) -> Result<(), Fault> {
+pub(in crate::placement) fn cancel_tier(db: &Connection, node: u32) -> Result<(), Fault> {
     cancel_where(db, "want = 1 AND node = ?1 AND why = 3", [node])?;
     cancel_where(db, "target = ?1 AND why = 4", [node]).map(drop)
 }
 
 /// Cancels the eviction of an object.
-pub(super) fn cancel_eviction(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(in crate::placement) fn cancel_eviction(db: &Connection, object: u64) -> Result<(), Fault> {
     cancel_where(
         db,
         "object = ?1 AND want != 2 AND why = 3",
@@ -199,7 +204,7 @@ pub fn cancel_move(db: &Connection, object: u64) -> Result<bool, Fault> {
 }
 
 /// Cancels the migrations of an object. The object still leaves a draining node, to any other node.
-pub(super) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(in crate::placement) fn stay(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "UPDATE replica SET target = NULL WHERE object = ?1 AND want = 1 AND why = 0";
     execute(db, sql, [object.cast_signed()])?;
     cancel_undrained(db, object)
@@ -214,12 +219,12 @@ fn cancel_undrained(db: &Connection, object: u64) -> Result<(), Fault> {
 }
 
 /// Deletes the requests for further replicas of an object.
-pub(super) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(in crate::placement) fn forget(db: &Connection, object: u64) -> Result<(), Fault> {
     cancel_where(db, "object = ?1 AND why = 4", [object.cast_signed()]).map(drop)
 }
 
 /// Returns whether a migration from a node is requested that has, or will have, a replica of the version.
-pub(super) fn any_from_holder(db: &Connection, object: u64) -> Result<bool, Fault> {
+pub(in crate::placement) fn any_from_holder(db: &Connection, object: u64) -> Result<bool, Fault> {
     let sql = "SELECT 1 FROM replica WHERE object = ?1 AND want = 1";
     exists(db, sql, [object.cast_signed()])
 }

@@ -3,13 +3,13 @@
 //! ([`tidemill_model::replicas::ReplicaState::Burst`]), so a replica is created on another node. A request to leave its node removes the
 //! object from the tier (next: `server/src/replicas.rs`).
 
-use super::migrations;
-use super::replicas::{self, Reason};
-use super::reservations;
-use super::under_replicated::{MIGRATIONS, schedule, schedule_burst};
 use crate::Connection;
 use crate::attribute::DIRECTORY_DURABLE;
 use crate::fault::Fault;
+use crate::placement::migrations;
+use crate::placement::replicas::{self, Reason};
+use crate::placement::reservations;
+use crate::placement::under_replicated::{MIGRATIONS, schedule, schedule_burst};
 use crate::query::stored_enum;
 use crate::query::{execute, exists, find, number, numbers, rows, unsigned};
 use crate::shared::NamesShared;
@@ -37,7 +37,7 @@ stored_enum! {
 }
 
 /// Delay in nanoseconds after which a node's report includes a sealed object.
-pub(super) const HEARD_NS: i64 = 2 * 1_000_000_000;
+pub(in crate::placement) const HEARD_NS: i64 = 2 * 1_000_000_000;
 /// Maximum number of objects that one call evicts or makes due.
 const OBJECTS_MAX: u32 = 4096;
 
@@ -265,7 +265,7 @@ pub fn stages_out_again(db: &Connection, object: u64) -> Result<(), Fault> {
 }
 
 /// Records that a replica of an object is lost or corrupt. Without another replica outside the burst tier, the object is staged out again.
-pub(super) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> {
+pub(in crate::placement) fn lost_elsewhere(db: &Connection, object: u64) -> Result<(), Fault> {
     let sql = "SELECT 1 FROM (SELECT node FROM held WHERE object = ?1 \
                UNION SELECT node FROM replica WHERE object = ?1 AND want != 2 AND state = 2) AS has \
                WHERE has.node NOT IN (SELECT node FROM replica WHERE object = ?1 AND (state >= 3 OR tier IS NOT NULL)) \
@@ -293,7 +293,12 @@ pub(crate) fn evict_when_staged_out(db: &Connection, object: u64) -> Result<(), 
 }
 
 /// Records that a new replica is stored on a node, if the replica was requested for the burst tier.
-pub(super) fn staged_in(db: &Connection, object: u64, node: u32, now: i64) -> Result<(), Fault> {
+pub(in crate::placement) fn staged_in(
+    db: &Connection,
+    object: u64,
+    node: u32,
+    now: i64,
+) -> Result<(), Fault> {
     let sql = "UPDATE replica SET tier = 2, since = ?3 WHERE object = ?1 AND node = ?2 AND why = 4 AND tier IS NULL";
     execute(db, sql, params![object.cast_signed(), node, now])
 }

@@ -1,12 +1,12 @@
 //! Replicas that nodes reported as corrupt: rows of `replica` in the states `Corrupt` and `Repairing`. A corrupt replica does not count as a replica until a new replica has
 //! replaced it.
 
-use super::removals::keep_last_intact;
-use super::replicas;
-use super::under_replicated::look_again;
-use super::{burst, object_and_node};
 use crate::Connection;
 use crate::json::json_list;
+use crate::placement::removals::keep_last_intact;
+use crate::placement::replicas;
+use crate::placement::under_replicated::look_again;
+use crate::placement::{burst, object_and_node};
 use crate::query::{exists, rows};
 use crate::shared::NamesShared;
 use crate::transaction::{Change, Tx};
@@ -89,7 +89,7 @@ pub fn forgotten(
 }
 
 /// Records that a node compared these objects with their hashes, and that all except those in `corrupt` are intact.
-pub(super) fn verified(
+pub(in crate::placement) fn verified(
     db: &Connection,
     node: NodeId,
     objects: &[ObjectId],

@@ -2,13 +2,13 @@
 //! that makes the object garbage, and is deleted when the label that removes the object has succeeded. A repeated removal is no error, and an
 //! object that could not be removed becomes part of another label.
 
-use super::nodes::NodeStates;
-use super::replicas::{self, Reason};
-use super::{corruption, migrations, under_replicated};
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
 use crate::notes;
+use crate::placement::nodes::NodeStates;
+use crate::placement::replicas::{self, Reason};
+use crate::placement::{corruption, migrations, under_replicated};
 use crate::query::{execute, find, rows, unsigned};
 use crate::vnode::NO_NODE;
 use rusqlite::params;
@@ -28,7 +28,7 @@ pub fn queue(db: &Connection, object: u64, node: i64, now: i64) -> Result<(), Fa
 }
 
 /// Queues the removal of a replica, since there are enough others. A replica that was to leave its node keeps the reason for that.
-pub(super) fn queue_surplus(
+pub(in crate::placement) fn queue_surplus(
     db: &Connection,
     object: u64,
     node: u32,
@@ -50,7 +50,11 @@ fn drop_from(
 }
 
 /// Queues the removal of the first replicas of a version's parts.
-pub(super) fn queue_parts(db: &Connection, version: u64, now: i64) -> Result<(), Fault> {
+pub(in crate::placement) fn queue_parts(
+    db: &Connection,
+    version: u64,
+    now: i64,
+) -> Result<(), Fault> {
     let sql = "SELECT part, node FROM part WHERE object = ?1";
     let parts: Vec<(i64, i64)> = rows(db, sql, [version.cast_signed()], |row| {
         Ok((row.get(0)?, row.get(1)?))
@@ -167,7 +171,7 @@ pub fn ended(
 }
 
 /// Cancels the removal of a version's replicas if every other replica is corrupt.
-pub(super) fn keep_last_intact(
+pub(in crate::placement) fn keep_last_intact(
     db: &Connection,
     object: u64,
     (leaving, now): (&NodeStates, i64),

@@ -404,6 +404,7 @@ impl SimulatedHook {
                 "was not mapped",
                 format!(
                     "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 AND sealed_at > {since} \
+                 AND EXISTS (SELECT 1 FROM inode WHERE inode.ino = version.ino AND nlink > 0) \
                  AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
                  AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.object = version.object AND rule = {rule})"
                 ),

@@ -81,7 +81,9 @@ impl World {
         for (what, sql) in [
             (
                 "has not run",
+                // A file that is deleted at once may be deleted before the rules see it.
                 "SELECT * FROM version WHERE task = 0 AND version != 0 AND size > 0 \
+                 AND EXISTS (SELECT 1 FROM inode WHERE inode.ino = version.ino AND nlink > 0) \
                  AND (CAST(path AS TEXT) GLOB '/a/f?' OR CAST(path AS TEXT) GLOB '/b/f?') \
                  AND NOT EXISTS (SELECT 1 FROM rule_run WHERE rule_run.object = version.object \
                  AND rule = (SELECT min(rule) FROM rule))",

@@ -4,7 +4,8 @@
 //! Each change of an inode only writes a row in the table `note` in its own transaction. This module processes the rows in the background,
 //! one batch per node at a time: it reads the rows, numbers and sends the notes, and deletes the rows when the node has stored the notes. A
 //! row that was changed in the meantime stays. Neither the numbers nor the deletion need a transaction of their own: the numbers come from
-//! a reserved block, and the deletion is part of the next transaction. A restarted server sends the notes of rows that remain again.
+//! a reserved block, and the deletion is part of the next transaction. If there is none for some seconds, the rows get one. A restarted
+//! server sends the notes of rows that remain again.
 
 use crate::chores::{Chore, Due, Step};
 use crate::cluster::Cluster;
@@ -23,8 +24,10 @@ use tidemill_wire::v1::{self, to_node::Message as To};
 /// Time for which the first change waits for others, so that a busy namespace collects many. A second change of the same inode within
 /// this time causes no second note.
 const GATHER_NS: i64 = 500_000_000;
-/// Number of rows of confirmed notes to one node that wait for no other transaction.
+/// Number of rows of confirmed notes to one node that wait for no other transaction, and (`CONFIRMED_NS`) the longest time for which rows
+/// wait for another transaction.
 const CONFIRMED_MAX: usize = 1000;
+const CONFIRMED_NS: i64 = 5_000_000_000;
 /// Shortest time between two looks at the rows.
 const REST: Duration = Duration::from_millis(50);
 
@@ -100,6 +103,8 @@ pub(crate) struct NameNotes {
     due: Vec<u32>,
     /// Whether rows for all nodes are due.
     for_all: bool,
+    /// Time at which rows of confirmed notes began to wait for another transaction.
+    confirmed_since: Option<i64>,
 }
 
 impl NameNotes {
@@ -112,7 +117,21 @@ impl NameNotes {
             gathers: None,
             due: Vec::new(),
             for_all: false,
+            confirmed_since: None,
         }
+    }
+
+    /// Returns the time at which the rows of confirmed notes are deleted without another transaction; `None` if there are no such rows.
+    fn confirmed_until(&mut self, now: i64) -> Option<i64> {
+        let any = |of: &NodeNotes| !of.confirmed.lock().is_empty();
+        if !self.nodes.values().any(any) {
+            self.confirmed_since = None;
+            return None;
+        }
+        // The clock may have been set back.
+        let since = self.confirmed_since.filter(|since| *since <= now);
+        let since = *self.confirmed_since.insert(since.unwrap_or(now));
+        Some(since.saturating_add(CONFIRMED_NS))
     }
 
     async fn one_node(&mut self, node: u32) -> Result<(), Fault> {
@@ -204,14 +223,19 @@ impl Chore for NameNotes {
             self.for_all = for_all;
         }
         self.gathers = None;
+        let until = self.confirmed_until(now);
         Ok(match self.due.is_empty() && !self.for_all {
-            true => Due::Woken,
+            true => until.into(),
             false => Due::NOW,
         })
     }
 
-    fn step(&mut self, _: i64) -> Step<'_> {
-        Box::pin(async {
+    fn step(&mut self, now: i64) -> Step<'_> {
+        Box::pin(async move {
+            if self.confirmed_until(now).is_some_and(|until| until <= now) {
+                // The transaction also deletes the rows.
+                self.database.write(|_| Ok(())).await?;
+            }
             if std::mem::take(&mut self.for_all) {
                 self.database.write(notes::spread).await?;
             }

@@ -34,7 +34,8 @@ const WALK_MAX: usize = 1 << 14;
 /// Maximum number of file events, and of bytes of their paths and cursors, in one answer, which must fit into the answer of a label.
 pub const ANSWER_MAX: usize = 256;
 const ANSWER_BYTES_MAX: usize = 32 << 10;
-const MICROSECOND_NS: i64 = 1000;
+/// Nanoseconds of a microsecond, the unit of the numbers of rows.
+pub(crate) const MICROSECOND_NS: i64 = 1000;
 
 /// Number of stored rows: counted once, then updated with each change.
 #[derive(Debug)]

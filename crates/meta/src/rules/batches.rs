@@ -114,14 +114,17 @@ fn has_unmapped(db: &Connection, rule: u64, batch: u64) -> Result<bool, Fault> {
     exists(db, sql, key)
 }
 
-/// Returns the inodes and paths of all files that are being written.
-pub fn files_written(db: &Connection, shared: &NamesShared) -> Result<Vec<(u64, String)>, Fault> {
+/// Returns the inodes and paths of the files that are being written, if their write began at the time `until` or before.
+pub fn files_written(
+    db: &Connection,
+    shared: &NamesShared,
+    until: i64,
+) -> Result<Vec<(u64, String)>, Fault> {
     let root = Caller::root();
     let tx = Tx::new(db, shared, &root, 0, 0);
     let mut paths = Vec::new();
-    let open: Vec<u64> = rows(db, "SELECT DISTINCT ino FROM writing", [], |row| {
-        unsigned(row, 0)
-    })?;
+    let sql = "SELECT DISTINCT ino FROM writing WHERE started <= ?1";
+    let open: Vec<u64> = rows(db, sql, [until], |row| unsigned(row, 0))?;
     for ino in open {
         let path = tx.path_of(ino)?;
         let path = path.and_then(|path| String::from_utf8(path).ok());

@@ -127,6 +127,7 @@ impl Tx<'_> {
             _ => {
                 if let Some(vnode) = self.version_at(row)? {
                     self.offer(&vnode, path, None, row.by_other)?;
+                    self.offer_marker(&vnode, path, row.seq)?;
                 }
             }
         }
@@ -251,25 +252,38 @@ impl Tx<'_> {
             if !hidden && kept.rule.matches(path) && self.fits(kept, vnode, path)? {
                 self.queue(kept, vnode, path)?;
             }
-            if only.is_none() && is_marker(kept, path) && self.seen_by(kept, vnode)? {
-                self.mark_unless_empty(kept)?;
+        }
+        Ok(())
+    }
+
+    /// Records with the open batch of a hook that the batch's marker was sealed in the row `seq` of the feed. A marker ends nothing if no
+    /// file can belong to its batch: the rows of later files may follow at once.
+    pub(super) fn offer_marker(
+        &self,
+        vnode: &InodeRecord,
+        path: &str,
+        seq: i64,
+    ) -> Result<(), Fault> {
+        if vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
+            return Ok(());
+        }
+        let rules = self.shared.rules.all();
+        for kept in rules.iter().filter(|kept| is_marker(kept, path)) {
+            if self.seen_by(kept, vnode)? && self.may_have_files(kept, seq)? {
+                self.mark(kept.id)?;
             }
         }
         Ok(())
     }
 
-    /// Records with the open batch of a hook that the batch's marker was sealed. A marker ends nothing if no file can belong to its batch:
-    /// the rows of later files may follow at once.
-    fn mark_unless_empty(&self, kept: &StoredRule) -> Result<(), Fault> {
-        let may_have_files = batches::open(self.db, kept.id)?.is_some()
-            || walks::any(self.db, kept.id)?
-            || batches::files_written(self.db, self.shared)?
-                .iter()
-                .any(|(_, path)| kept.rule.matches(path));
-        match may_have_files {
-            true => self.mark(kept.id),
-            false => Ok(()),
+    /// Whether a file can belong to the batch of a marker that was sealed in the row `seq` of the feed.
+    fn may_have_files(&self, kept: &StoredRule, seq: i64) -> Result<bool, Fault> {
+        if batches::open(self.db, kept.id)?.is_some() || walks::any(self.db, kept.id)? {
+            return Ok(true);
         }
+        let until = seq.saturating_mul(feed::MICROSECOND_NS);
+        let written = batches::files_written(self.db, self.shared, until)?;
+        Ok(written.iter().any(|(_, path)| kept.rule.matches(path)))
     }
 
     /// Whether a hook will remove the file of a version that was just sealed at a path.

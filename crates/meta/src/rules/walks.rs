@@ -117,6 +117,9 @@ impl Tx<'_> {
             };
             if !vnode.is_dir() {
                 self.offer(&vnode, path, only, by_other_user)?;
+                if only.is_none() {
+                    self.offer_marker(&vnode, path, i64::MAX)?;
+                }
                 continue;
             }
             let mut wanted = rules

@@ -61,7 +61,7 @@ fn end_when_quiet(
         return Ok(());
     }
     if written.is_none() {
-        *written = Some(batches::files_written(db, shared)?);
+        *written = Some(batches::files_written(db, shared, i64::MAX)?);
     }
     let mut written = written.iter().flatten();
     if !written.any(|(_, path)| kept.rule.matches(path)) {

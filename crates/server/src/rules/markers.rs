@@ -74,7 +74,7 @@ fn before(
         return Ok(None);
     };
     let walks = walks::any(db, rule)?;
-    let written = batches::files_written(db, shared)?.into_iter();
+    let written = batches::files_written(db, shared, i64::MAX)?.into_iter();
     let written = written.filter(|(_, path)| kept.rule.matches(path));
     Ok(Some(PendingMarker {
         batch: open.batch,

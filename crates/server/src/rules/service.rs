@@ -37,7 +37,10 @@ impl RuleService {
     /// Waits until those files of a hook are sealed that mounts closed a moment ago.
     async fn settle_closed(&self, caller: &Caller, kept: &StoredRule) -> Result<(), Status> {
         let shared = self.names().shared();
-        let written = self.names().database().read(|db| files_written(db, shared));
+        let written = self
+            .names()
+            .database()
+            .read(|db| files_written(db, shared, i64::MAX));
         let mut written = written.map_err(|fault| refused(&fault))?;
         written.retain(|(_, path)| kept.rule.matches(path));
         let inodes: Vec<u64> = written.iter().map(|(ino, _)| *ino).collect();

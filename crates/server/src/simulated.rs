@@ -836,6 +836,30 @@ mod tests {
         let _disk = server.kill();
     }
 
+    /// The node reports no power, so that the server stores no energy, and nothing else changes the database.
+    #[test]
+    fn rows_of_confirmed_notes_are_deleted_without_another_commit() {
+        let disk = SimulatedDisk::open_in_memory().unwrap();
+        let begun = Simulated::start(disk, Duration::from_secs(1_000_000), &options());
+        let mut server = begun.map_err(|(_, error)| error).unwrap();
+        let mut hello = hello(1);
+        if let Some(node) = &mut hello.node {
+            (node.watts_milli, node.idle_milli) = (0, 0);
+        }
+        let mut links = [server.join(hello).unwrap()];
+        let notes = |server: &Simulated| {
+            let count = |disk: &SimulatedDisk| {
+                disk.query_row("SELECT count(*) FROM note", [], |row| row.get(0))
+            };
+            server.read::<u32>(count).unwrap()
+        };
+        assert!(server.create_workspace("w", None).is_some());
+        assert_ne!(notes(&server), 0);
+        idle(&mut server, &mut links, 1..15);
+        assert_eq!(notes(&server), 0);
+        let _disk = server.kill();
+    }
+
     #[test]
     fn chore_finds_work_of_a_later_commit_and_of_an_earlier_run() {
         let start = |disk: SimulatedDisk, second: u64| {

@@ -238,6 +238,17 @@ struct QueuedChange<T, F, D> {
     done: D,
 }
 
+impl<T, F, D> QueuedChange<T, F, D> {
+    fn new(durable: bool, change: F, done: D) -> Self {
+        Self {
+            durable,
+            change: Some(change),
+            result: None,
+            done,
+        }
+    }
+}
+
 impl<T, F, D> GroupedChange for QueuedChange<T, F, D>
 where
     T: Send,
@@ -373,12 +384,7 @@ impl Db {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
         D: FnOnce(Result<T, DbError>) + Send + 'static,
     {
-        let job = QueuedChange {
-            durable,
-            change: Some(change),
-            result: None,
-            done,
-        };
+        let job = QueuedChange::new(durable, change, done);
         self.commits.fetch_add(1, Ordering::Relaxed);
         if let Err(mpsc::SendError(DbMessage::Change(job))) =
             self.writes.send(DbMessage::Change(Box::new(job)))
@@ -395,15 +401,9 @@ impl Db {
         F: FnOnce(&Connection) -> Result<T, rusqlite::Error> + Send + 'static,
         D: FnOnce(Result<T, DbError>) + Send + 'static,
     {
-        let rider = QueuedChange {
-            durable,
-            change: Some(change),
-            result: None,
-            done,
-        };
         let waiting = {
             let mut riders = self.riders.0.lock();
-            riders.push(Box::new(rider));
+            riders.push(Box::new(QueuedChange::new(durable, change, done)));
             riders.len()
         };
         if waiting >= RIDERS_MAX {

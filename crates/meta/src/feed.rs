@@ -151,7 +151,7 @@ pub struct FeedRow {
 impl Tx<'_> {
     /// Records that a version was sealed at a path.
     pub(crate) fn feed_sealed(&self, vnode: &InodeRecord, path: &[u8]) -> Result<(), Fault> {
-        match has_version(vnode) {
+        match vnode.has_version() {
             true => self.feed(FeedKind::Sealed, vnode, (vnode.object, false), path),
             false => Ok(()),
         }
@@ -176,7 +176,7 @@ impl Tx<'_> {
         name: &[u8],
     ) -> Result<(), Fault> {
         let (kind, object) = match vnode.kind {
-            Kind::File if has_version(vnode) => (FeedKind::Named, vnode.object),
+            Kind::File if vnode.has_version() => (FeedKind::Named, vnode.object),
             Kind::Directory => (FeedKind::Directory, 0),
             Kind::File | Kind::Symlink => (FeedKind::Appeared, 0),
             _ => return Ok(()),
@@ -320,8 +320,7 @@ impl Tx<'_> {
                 within: Some(path.clone()),
             };
             if let Some(vnode) = self.seen_at(&path, pattern)?
-                && vnode.object != 0
-                && vnode.version != 0
+                && vnode.has_version()
             {
                 let cursor = page.cursor.clone();
                 page.push(&path, &vnode, &cursor);
@@ -446,10 +445,6 @@ impl Tx<'_> {
     }
 }
 
-fn has_version(vnode: &InodeRecord) -> bool {
-    vnode.kind == Kind::File && vnode.object != 0 && vnode.version != 0
-}
-
 impl FeedRow {
     /// Whether a sealed version has appeared under the path of the row.
     pub(crate) fn is_file_event(&self) -> bool {
@@ -521,6 +516,9 @@ pub fn rows(
 }
 
 #[cfg(test)]
+pub(crate) use tests::make;
+
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::SqliteNames;
@@ -542,7 +540,13 @@ mod tests {
         names.database().write_here(false, work).unwrap().value
     }
 
-    fn make(tx: &mut Tx<'_>, path: &str, kind: Kind, mode: u32) -> Result<u64, Fault> {
+    /// Creates a file or directory of a user with a mode. Returns the inode.
+    pub(crate) fn make(
+        tx: &mut Tx<'_>,
+        path: &str,
+        kind: Kind,
+        (uid, mode): (u32, u32),
+    ) -> Result<u64, Fault> {
         let (directory, name) = path.rsplit_once('/').unwrap();
         let parent = tx.resolve(format!("{directory}/").as_bytes(), true)?.ino;
         let ino = ids::reserve(tx.db, "inode", 1)?;
@@ -552,6 +556,8 @@ mod tests {
             kind: kind.into(),
             mode,
             ino,
+            uid,
+            gid: uid,
             ..v1::Create::default()
         })?;
         Ok(ino)
@@ -567,7 +573,7 @@ mod tests {
 
     fn put(names: &SqliteNames, path: &'static str, mode: u32) {
         with(names, move |tx| {
-            make(tx, path, Kind::File, mode)?;
+            make(tx, path, Kind::File, (0, mode))?;
             seal(tx, path)
         });
     }
@@ -638,7 +644,7 @@ mod tests {
     fn file_events_are_listed_in_commit_order_from_any_cursor() {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
-        with(&names, |tx| make(tx, "/run", Kind::Directory, 0o755));
+        with(&names, |tx| make(tx, "/run", Kind::Directory, (0, 0o755)));
         let begin = now(&names);
         for path in ["/run/step-2", "/run/step-1", "/run/other", "/run/step-3"] {
             put(&names, path, 0o644);
@@ -671,9 +677,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         with(&names, |tx| {
-            make(tx, "/new", Kind::Directory, 0o755)?;
-            make(tx, "/new/b", Kind::Directory, 0o755)?;
-            make(tx, "/run", Kind::Directory, 0o755)
+            make(tx, "/new", Kind::Directory, (0, 0o755))?;
+            make(tx, "/new/b", Kind::Directory, (0, 0o755))?;
+            make(tx, "/run", Kind::Directory, (0, 0o755))
         });
         let begin = now(&names);
         for path in ["/new/b/2", "/new/1", "/new/3.tmp", "/new/b/1"] {
@@ -707,9 +713,9 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let names = names(&directory);
         with(&names, |tx| {
-            make(tx, "/open", Kind::Directory, 0o755)?;
-            make(tx, "/closed", Kind::Directory, 0o700)?;
-            make(tx, "/unlisted", Kind::Directory, 0o711)
+            make(tx, "/open", Kind::Directory, (0, 0o755))?;
+            make(tx, "/closed", Kind::Directory, (0, 0o700))?;
+            make(tx, "/unlisted", Kind::Directory, (0, 0o711))
         });
         let begin = now(&names);
         put(&names, "/open/shared", 0o644);

@@ -100,6 +100,11 @@ impl InodeRecord {
         }
     }
 
+    /// Returns whether the inode is a file with a sealed version.
+    pub(crate) fn has_version(&self) -> bool {
+        self.kind == Kind::File && self.object != 0 && self.version != 0
+    }
+
     /// Returns whether the inode is a directory.
     pub fn is_dir(&self) -> bool {
         self.kind == Kind::Directory

@@ -10,7 +10,6 @@ use crate::vnode::{Caller, InodeRecord, READ};
 use crate::{Connection, Fault, attribute, ids, version};
 use std::sync::atomic::Ordering;
 use tidemill_lang::rule::hook::{BATCH_FILES_MAX, BatchEnd, InputAction};
-use tidemill_wire::v1::Kind;
 
 /// Name of the counter with the number of the last row of the feed that rules need not see again.
 const CURSOR: &str = "feed_of_rules";
@@ -240,7 +239,7 @@ impl Tx<'_> {
         by_other_user: bool,
     ) -> Result<(), Fault> {
         // A file that was never written has no version.
-        if vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
+        if !vnode.has_version() {
             return Ok(());
         }
         let rules = self.shared.rules.all();
@@ -264,7 +263,7 @@ impl Tx<'_> {
         path: &str,
         seq: i64,
     ) -> Result<(), Fault> {
-        if vnode.kind != Kind::File || vnode.object == 0 || vnode.version == 0 {
+        if !vnode.has_version() {
             return Ok(());
         }
         let rules = self.shared.rules.all();

@@ -1,12 +1,12 @@
 use super::*;
 use crate::SqliteNames;
-use crate::feed::KEPT_MAX;
+use crate::feed::{KEPT_MAX, make};
 use crate::placement::removals;
 use crate::rules::definitions;
 use std::path::Path;
 use tidemill_lang::rule::Rule;
 use tidemill_model::id::ObjectId;
-use tidemill_wire::v1;
+use tidemill_wire::v1::{self, Kind};
 
 const RULE: &str = r#"
 name = "count"; workdir = "/"; pattern = "in/{n}.dat";
@@ -41,23 +41,6 @@ fn with<T: Send + 'static>(
     by(names, 0, work).unwrap()
 }
 
-fn make(tx: &mut Tx<'_>, path: &str, kind: Kind, uid: u32) -> Result<u64, Fault> {
-    let (directory, name) = path.rsplit_once('/').unwrap();
-    let parent = tx.resolve(format!("{directory}/").as_bytes(), true)?.ino;
-    let ino = ids::reserve(tx.db, "inode", 1)?;
-    tx.create(&v1::Create {
-        parent,
-        name: name.as_bytes().to_vec(),
-        kind: kind.into(),
-        mode: 0o777,
-        ino,
-        uid,
-        gid: uid,
-        ..v1::Create::default()
-    })?;
-    Ok(ino)
-}
-
 /// Gives a file its next version, as a seal does. Returns the object.
 fn seal(tx: &mut Tx<'_>, path: &str) -> Result<u64, Fault> {
     let mut vnode = tx.resolve(path.as_bytes(), true)?;
@@ -73,12 +56,12 @@ fn seal(tx: &mut Tx<'_>, path: &str) -> Result<u64, Fault> {
 
 /// Creates the directory of the rule's inputs, for all users.
 fn prepare(names: &SqliteNames) {
-    with(names, |tx| make(tx, "/in", Kind::Directory, 0));
+    with(names, |tx| make(tx, "/in", Kind::Directory, (0, 0o777)));
 }
 
 fn put(names: &SqliteNames, path: &'static str) -> u64 {
     with(names, move |tx| {
-        make(tx, path, Kind::File, 0)?;
+        make(tx, path, Kind::File, (0, 0o777))?;
         seal(tx, path)
     })
 }
@@ -246,7 +229,7 @@ fn rule_for_all_users_ignores_files_that_others_have_moved() {
             .sql
             .execute("UPDATE inode SET mode = 511 WHERE ino = 1", [])?;
         for path in ["/a", "/b"] {
-            make(tx, path, Kind::File, 7)?;
+            make(tx, path, Kind::File, (7, 0o777))?;
             seal(tx, path)?;
         }
         Ok(())

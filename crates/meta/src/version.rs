@@ -396,7 +396,6 @@ impl Tx<'_> {
         if !gone && !steal {
             return Err(Fault::Busy(self.called(vnode.ino)));
         }
-        self.end_writing(vnode.writing)?;
         self.drop_unsealed(vnode)
     }
 
@@ -739,7 +738,6 @@ impl Tx<'_> {
         }
         self.shared.release(self.session, vnode.ino, op.object);
         self.drop_unsealed(&vnode)?;
-        self.end_writing(op.object)?;
         // Attributes that were set during the write belong to the file's current version.
         attribute::forget_annotations(self.db, vnode.object)?;
         vnode.writing = 0;
@@ -755,6 +753,7 @@ impl Tx<'_> {
         Ok(Answer::Attr(vnode.attr()))
     }
 
+    /// Ends the write of a file's new version, and removes its bytes from the node that the record of the write names.
     pub(super) fn drop_unsealed(&self, vnode: &InodeRecord) -> Result<(), Fault> {
         self.end_begun(vnode.writing, ABANDONED)?;
         let node = match self.writing_node(vnode.writing)? {
@@ -764,7 +763,8 @@ impl Tx<'_> {
             }
             None => vnode.node,
         };
-        self.drop_object(vnode.writing, node)
+        self.drop_object(vnode.writing, node)?;
+        self.end_writing(vnode.writing)
     }
 
     pub(crate) fn release(&mut self, op: &v1::Release) -> Result<Answer, Fault> {
@@ -789,7 +789,6 @@ impl Tx<'_> {
         self.shared.remove_file();
         if vnode.writing != 0 {
             self.drop_unsealed(vnode)?;
-            self.end_writing(vnode.writing)?;
         }
         self.drop_object(vnode.object, vnode.node)?;
         if vnode.is_dir() {

@@ -455,20 +455,20 @@ impl Daemon {
             if count % REFRESHES_PER_LOOK == 0 {
                 self.look_for_programs().await;
             }
-            if attributes == kept && !prune {
+            let own = status::own(&attributes);
+            if own == kept && !prune {
                 self.parts().db.flush();
                 continue;
             }
-            let rows = attributes.clone();
             let change = move |connection: &rusqlite::Connection| {
-                records::put_status(connection, &rows)?;
+                records::put_status(connection, &attributes)?;
                 if prune {
                     records::prune_labels(connection)?;
                 }
                 Ok(())
             };
             match self.parts().db.write(false, change).await {
-                Ok(()) => kept = attributes,
+                Ok(()) => kept = own,
                 Err(DbError::Stopped) => return,
                 // The writer has logged the reason, once.
                 Err(error) => tracing::debug!(%error, "the status object can't be stored"),

@@ -10,7 +10,7 @@ use crate::fetch::FetchError;
 use crate::labels::Live;
 use crate::part_reader::Spans;
 use crate::record_starts::{read_window, spans_of};
-use crate::task::{failure, input_locations, local};
+use crate::task::{failure, input_locations, is_unsealed, local};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::File;
@@ -145,7 +145,7 @@ impl<'a> ReadServer<'a> {
                 why: format!("the task has no input {name:?}"),
             })?;
         let streaming = self.live.ways.get(index).is_some_and(|way| way.streaming);
-        if streaming && local(self.parts, input.object).is_none() {
+        if streaming && is_unsealed(self.parts, input.object) {
             return Err(ReadRefusal {
                 errno: INVALID,
                 why: format!("{name:?} is still being written"),

@@ -344,6 +344,7 @@ fn keep(
     if !repaired && (sum.hash.is_some() || hash.is_none()) {
         return Ok(());
     }
+    // The change does not ride along: a node that fetches the object asks for the hash next.
     parts.db.write_blocking(false, move |db| {
         if let Some(hash) = hash {
             records::set_hash(db, object, &hash)?;

@@ -196,6 +196,17 @@ pub fn attributes(node: &v1::Node) -> Vec<(u32, Vec<u8>)> {
     attributes
 }
 
+/// Returns the attributes that change only by the work of the node. Other programs of the host change its free space and load all the time, and
+/// an idle node commits nothing for them.
+#[must_use]
+pub fn own(attributes: &[(u32, Vec<u8>)]) -> Vec<(u32, Vec<u8>)> {
+    let host = [status::FREE_BYTES, status::LOAD_MILLI];
+    let own = attributes.iter();
+    own.filter(|(number, _)| !host.contains(number))
+        .cloned()
+        .collect()
+}
+
 /// Returns the one-minute load average of the host in thousandths; 0 if it is unknown.
 fn load_milli() -> u32 {
     let text = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();

@@ -436,7 +436,7 @@ impl RunningLabel<'_> {
         let (streaming, leaves) = way.map_or((false, 0), |way| (way.streaming, way.leaves));
         let mut streaming_inputs = self.live.streaming_inputs.iter();
         let produced = streaming_inputs.find(|one| one.index == index && !one.fate.has_succeeded());
-        if produced.is_some() || streaming && self.local(input.object).is_none() {
+        if produced.is_some() || streaming && is_unsealed(self.parts, input.object) {
             let making = produced.map(|one| {
                 self.outcome.streamed += 1;
                 GrowingOutput::new(private_directory(self.parts, one.maker), one)
@@ -1171,6 +1171,12 @@ pub(crate) fn local(parts: &ExecutorParts, object: ObjectId) -> Option<(PathBuf,
     let stat = parts.store.stat(object).ok()?;
     let path = parts.store.local_path(object)?;
     stat.sealed.then_some((path, stat.size))
+}
+
+/// Returns whether an object is still being written on this node. A sealed object whose file is missing is not: nobody will write it.
+pub(crate) fn is_unsealed(parts: &ExecutorParts, object: ObjectId) -> bool {
+    let recorded = |db: &rusqlite::Connection| records::has_object(db, object);
+    local(parts, object).is_none() && !parts.db.read(recorded).unwrap_or(false)
 }
 
 pub(crate) fn input_locations(

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::{self, TierNode};
 use tidemill_meta::placement::nodes::NodeStates;
-use tidemill_meta::placement::under_replicated::{self, VersionFacts, due};
+use tidemill_meta::placement::under_replicated::{self, ReplicaFinding, VersionFacts, due};
 use tidemill_meta::remotes;
 use tidemill_meta::wakes::{COMMIT, FILLED, NODES};
 use tidemill_meta::{Connection, Fault};
@@ -37,13 +37,13 @@ pub(crate) struct UnderReplicated {
     not_written: Vec<u32>,
 }
 
-/// Returns the nodes of the burst tier that are filled above the limit for eviction.
+/// Returns the nodes of the burst tier that are filled above the limit for eviction and have objects to evict or to stage out.
 pub(crate) fn filling(database: &Database, cluster: &Cluster) -> Vec<TierNode> {
     let mut tier = cluster.tier();
     tier.retain(|&free| {
         let at = (free, clock::now_ns());
-        let to_evict = database.read(|db| burst::to_evict(db, cluster.limits(), at));
-        to_evict.is_ok_and(|bytes| bytes > 0)
+        let can = database.read(|db| burst::can_make_space(db, cluster.limits(), at));
+        can.unwrap_or(false)
     });
     tier
 }
@@ -116,6 +116,32 @@ impl Chore for MissingReplicas {
         let sent = self.driver.send(DriverMessage::Replicas);
         let sent = sent.map(|()| Due::NOW).map_err(|_| Fault::Closed);
         Box::pin(std::future::ready(sent))
+    }
+}
+
+/// Facts about the nodes from which the replicas of versions are decided.
+#[derive(Debug)]
+pub(crate) struct NodesView {
+    absent: NodeAbsences,
+    sites: Vec<OnlineNode>,
+}
+
+impl NodesView {
+    pub(crate) fn new(nodes: &NodeStates, cluster: &Cluster) -> Self {
+        Self {
+            absent: absences(nodes, cluster),
+            sites: cluster.sites(),
+        }
+    }
+
+    /// Records in the transaction that has ended a copy that the version now has enough replicas, if so. Otherwise the driver examines the
+    /// version next.
+    pub(crate) fn settle(&self, db: &Connection, object: ObjectId, now: i64) -> Result<(), Fault> {
+        let short = short(db, object.0, &self.absent)?;
+        if !short.is_deleted() && short.next(&self.sites) == ReplicaStep::Enough {
+            under_replicated::found(db, object, &ReplicaFinding::Enough, now)?;
+        }
+        Ok(())
     }
 }
 

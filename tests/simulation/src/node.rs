@@ -80,13 +80,16 @@ pub(crate) struct Life {
 }
 
 /// Returns whether a label reads an input that is still being written on this node, and was not aborted.
-pub(crate) fn streaming_not_sealed(store: &SimulatedStore, live: &Live) -> bool {
+pub(crate) fn streaming_not_sealed(node: &SimulatedNode, live: &Live) -> bool {
     let Operation::Analyse(analysis) = &live.label.operation else {
         return false;
     };
     let ways = analysis.inputs.iter().zip(live.ways.iter());
     let mut streaming = ways.filter(|(_, way)| way.streaming);
-    !live.control.is_cancelled() && streaming.any(|(input, _)| store.read(input.object.0).is_none())
+    let sealed = |object: ObjectId| {
+        node.store.read(object.0).is_some() || node.read(|db| records::has_object(db, object))
+    };
+    !live.control.is_cancelled() && streaming.any(|(input, _)| !sealed(input.object))
 }
 
 /// Returns the content that a task computes from these inputs.

@@ -64,7 +64,7 @@ impl World {
     pub(crate) fn waits_for_writer(&mut self, node: usize, lives: u64, label: LabelId) -> bool {
         let here = &self.nodes[node];
         let running = here.life.as_ref().and_then(|life| life.running.get(&label));
-        let waits = running.is_some_and(|live| streaming_not_sealed(&here.store, live));
+        let waits = running.is_some_and(|live| streaming_not_sealed(here, live));
         if waits {
             self.later(LOOK_MS, "kernel waits for bytes", move |world| {
                 world.ran(node, lives, label);

@@ -21,7 +21,7 @@ use crate::cluster::{Cluster, DriverReport};
 use crate::conditions::database_state;
 use crate::queue::{LabelQueue, Unavailable};
 use crate::removal::Garbage;
-use crate::replicas::{self, UnderReplicated};
+use crate::replicas::{self, NodesView, UnderReplicated};
 use parking_lot::Mutex;
 use prost::Message as _;
 use std::collections::{BTreeMap, BTreeSet};
@@ -1390,7 +1390,9 @@ impl Driver {
 
     /// Stores the steps in the database, and retries until the steps are stored.
     fn keep(&self, steps: Vec<PersistStep>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
+        let view = || NodesView::new(&self.shared.nodes, &self.cluster);
         let batch = Arc::new(StepBatch {
+            nodes: persist::ends_copies(&steps).then(view),
             steps,
             change: self.change,
             now: clock::now_ns(),

@@ -2,6 +2,7 @@
 //! decisions (next: `server/src/jobs/driver.rs`).
 
 use super::publish::publish;
+use crate::replicas::NodesView;
 use std::collections::BTreeSet;
 use tidemill_meta::jobs::outbox::{self, LabelWork, OutboxLabel};
 use tidemill_meta::jobs::outputs::Publishing;
@@ -100,6 +101,8 @@ pub(crate) struct StepBatch {
     pub(crate) steps: Vec<PersistStep>,
     pub(crate) change: i64,
     pub(crate) now: i64,
+    /// The nodes, if the batch has a label that sealed objects and ended.
+    pub(crate) nodes: Option<NodesView>,
 }
 
 impl StepBatch {
@@ -110,6 +113,14 @@ impl StepBatch {
             _ => false,
         })
     }
+}
+
+/// Returns whether a step ends a label that sealed objects.
+pub(crate) fn ends_copies(steps: &[PersistStep]) -> bool {
+    let mut steps = steps.iter();
+    steps.any(
+        |step| matches!(step, PersistStep::Settle { ended: Ok(sealed), .. } if !sealed.is_empty()),
+    )
 }
 
 /// Writes a batch of steps to the database; returns the changes in the namespace.
@@ -124,6 +135,7 @@ pub(crate) fn write(
         shared,
         now: batch.now,
         change: batch.change,
+        nodes: batch.nodes.as_ref(),
         changes: Vec::new(),
         elsewhere: Vec::new(),
     };
@@ -164,6 +176,7 @@ struct StepWriter<'a> {
     shared: &'a NamesShared,
     now: i64,
     change: i64,
+    nodes: Option<&'a NodesView>,
     changes: Vec<Change>,
     /// Tasks with outputs that are not at the path that the job specifies, each with the reason.
     elsewhere: Vec<(TaskId, String)>,
@@ -286,7 +299,11 @@ impl StepWriter<'_> {
             }
             Some(Operation::Copy { to, .. }) => {
                 let kept = (&self.shared.nodes, self.now);
-                return replicas::ended(self.db, to.object, node, ended.is_ok(), kept);
+                replicas::ended(self.db, to.object, node, ended.is_ok(), kept)?;
+                return match self.nodes.filter(|_| ended.is_ok()) {
+                    Some(nodes) => nodes.settle(self.db, to.object, self.now),
+                    None => Ok(()),
+                };
             }
             Some(Operation::Verify { scrub, objects, .. }) => {
                 let found = (read, ended.is_ok());

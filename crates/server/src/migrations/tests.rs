@@ -2,7 +2,9 @@
 
 use super::{NodeProperties, files, labels};
 use crate::clock;
-use tidemill_meta::placement::burst::{TierNode, reported, staged_out, to_evict};
+use tidemill_meta::placement::burst::{
+    TierNode, can_make_space, make_space, reported, staged_out, to_evict,
+};
 use tidemill_meta::placement::{corruption, nodes, reservations};
 use tidemill_meta::quota::used;
 use tidemill_meta::transaction::Tx;
@@ -156,6 +158,61 @@ fn stage_out_by_inode_waits_and_refuses_eviction_and_stage_in() {
     assert!(matches!(brought, Err(Fault::Malformed(_))), "{brought:?}");
     let waited = tier.write(move |tx| files::stage_out(tx, &by_number));
     assert!(matches!(waited, Ok(Ok(_))), "{waited:?}");
+}
+
+#[test]
+fn stolen_version_is_removed_from_node_where_it_was_written() {
+    let mut tier = Tier::new();
+    tier.names.add_node(NodeId(4));
+    let ino = tier.ino;
+    tier.closed(5);
+    let version = |object, node, steal| {
+        Op::NewVersion(v1::NewVersion {
+            ino,
+            object,
+            node,
+            steal,
+            ..v1::NewVersion::default()
+        })
+    };
+    let object = tier.object;
+    tier.ask(version(object, Some(4), false));
+    tier.ask(version(object + 1, None, true));
+    let goes = tier.names.database().read(move |db| {
+        let sql = "SELECT node FROM replica WHERE object = ?1 AND want = 2";
+        let mut goes = db.raw().prepare(sql)?;
+        Ok(goes.query_row([object.cast_signed()], |row| row.get::<_, u32>(0))?)
+    });
+    assert_eq!(goes.unwrap(), 4);
+}
+
+#[test]
+fn full_tier_is_examined_only_if_something_changes() {
+    let mut tier = Tier::new();
+    let object = tier.closed(1000);
+    let free = TierNode {
+        node: 3,
+        bytes: 0,
+        capacity: 1000,
+    };
+    let limits = TierLimits::default();
+    let can = |tier: &Tier| {
+        let can = tier.write(move |tx| can_make_space(tx.db, limits, (free, tx.now)));
+        can.unwrap()
+    };
+    let make = |tier: &Tier| {
+        let made = tier.write(move |tx| make_space(tx.db, tx.shared, free, tx.now));
+        made.unwrap();
+    };
+    assert!(can(&tier));
+    make(&tier);
+    assert!(!can(&tier), "the object is due already");
+    tier.write(move |tx| staged_out(tx.db, object)).unwrap();
+    assert!(can(&tier));
+    make(&tier);
+    assert!(!can(&tier), "the object is about to be evicted");
+    let wanted = tier.write(move |tx| to_evict(tx.db, limits, (free, tx.now)));
+    assert_eq!(wanted.unwrap(), 0);
 }
 
 #[test]

@@ -305,6 +305,10 @@ async fn each_version_triggers_rule_separately_with_its_own_bytes() {
     write_file(&client, "/w/in/moved.dat", 7, OWNER).await;
     rename(&client, "/w/in/moved.dat", "/w/tmp/elsewhere").await;
     write_file(&client, "/w/in/removed.dat", 7, OWNER).await;
+    // A file that is deleted before the rules see it has no entry in the log.
+    while log(&client).await.len() < 4 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     unlink(&client, "/w/in/removed.dat").await;
     assert_eq!(
         states(&log(&client).await),

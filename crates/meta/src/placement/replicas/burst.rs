@@ -182,7 +182,7 @@ impl Tx<'_> {
 
     /// Evicts the oldest staged-out objects of a node, in total at least `bytes` bytes if there are enough.
     pub fn evict_at_least(&self, node: u32, mut bytes: u64) -> Result<(), Fault> {
-        for (object, size) in oldest(self.db, node, TierState::Staged, false)? {
+        for (object, size) in oldest(self.db, node, (TierState::Staged, OBJECTS_MAX), false)? {
             if bytes == 0 {
                 break;
             }
@@ -228,17 +228,17 @@ pub fn sum_of(bytes: &str) -> String {
     format!("CAST(min(total({bytes}), 9.2e18) AS INTEGER)")
 }
 
-/// Returns the objects of a node in this state and their sizes, the oldest first. With `staying`, objects with a requested migration are
-/// left out.
+/// Returns at most `max` objects of a node in this state and their sizes, the oldest first. With `staying`, objects with a requested migration
+/// are left out.
 fn oldest(
     db: &Connection,
     node: u32,
-    state: TierState,
+    (state, max): (TierState, u32),
     staying: bool,
 ) -> Result<Vec<(u64, u64)>, Fault> {
     let sql = "SELECT object, size FROM replica WHERE node = ?1 AND tier = ?2 AND (NOT ?4 OR NOT EXISTS (SELECT 1 FROM replica AS one \
                WHERE one.object = replica.object AND (one.want = 1 OR one.target IS NOT NULL))) ORDER BY since, object LIMIT ?3";
-    rows(db, sql, params![node, state, OBJECTS_MAX, staying], numbers)
+    rows(db, sql, params![node, state, max, staying], numbers)
 }
 
 /// Requests the eviction of an object from a node; the object has replicas on other nodes.
@@ -365,6 +365,24 @@ pub fn to_evict(
     }))
 }
 
+/// Returns whether a node is filled above the limit for eviction and [`make_space`] would change something. If the node has only objects that
+/// can't be staged out at present, such a call would change nothing.
+pub fn can_make_space(
+    db: &Connection,
+    limits: TierLimits,
+    at: (TierNode, i64),
+) -> Result<bool, Fault> {
+    if to_evict(db, limits, at)? == 0 {
+        return Ok(false);
+    }
+    for state in [TierState::Staged, TierState::Waits] {
+        if !oldest(db, at.0.node, (state, 1), true)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
 /// Frees space on a node by evicting the oldest staged-out objects. If that is not enough, other objects become due for stage-out.
 pub fn make_space(
     db: &Connection,
@@ -374,7 +392,7 @@ pub fn make_space(
 ) -> Result<(), Fault> {
     let mut wanted = to_evict(db, shared.bursts.limits(), (free, now))?;
     for state in [TierState::Staged, TierState::Waits] {
-        for (object, size) in oldest(db, free.node, state, true)? {
+        for (object, size) in oldest(db, free.node, (state, OBJECTS_MAX), true)? {
             if wanted == 0 {
                 return Ok(());
             }
@@ -394,7 +412,7 @@ pub fn stage_out_sooner(
     (node, mut bytes): (u32, u64),
     now: i64,
 ) -> Result<(), Fault> {
-    for (object, size) in oldest(db, node, TierState::Waits, false)? {
+    for (object, size) in oldest(db, node, (TierState::Waits, OBJECTS_MAX), false)? {
         if bytes == 0 {
             break;
         }

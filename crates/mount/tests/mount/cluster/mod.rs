@@ -30,6 +30,19 @@ pub mod loss;
 /// keeps descriptors open that this process closes in the meantime.
 static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 
+/// Changes the settings of a node.
+pub type NodeSetup = fn(&mut tidemill_node::NodeConfig);
+
+/// Changes the settings of a server.
+#[derive(Clone, Copy)]
+pub struct ServerSetup(pub fn(&mut tidemill_server::ServeConfig));
+
+impl Default for ServerSetup {
+    fn default() -> Self {
+        Self(|_| {})
+    }
+}
+
 pub struct MountCluster {
     runtime: Runtime,
     /// The server, on a separate runtime, so that its connections end with it as the connections of a process do.
@@ -37,6 +50,8 @@ pub struct MountCluster {
     nodes: Vec<Option<RunningNode>>,
     directory: TempDir,
     mounts: u32,
+    setup: ServerSetup,
+    node_setups: Vec<NodeSetup>,
     _one: ReentrantMutexGuard<'static, ()>,
 }
 
@@ -81,6 +96,11 @@ pub fn can_mount() -> bool {
 
 impl MountCluster {
     pub fn start() -> Self {
+        Self::start_with(ServerSetup::default(), &[|_| {}, |_| {}])
+    }
+
+    /// Starts a cluster whose server and nodes have settings of the test's choice, one function for each node.
+    pub fn start_with(setup: ServerSetup, nodes: &[NodeSetup]) -> Self {
         let log = tracing_subscriber::fmt()
             .with_test_writer()
             .with_env_filter(std::env::var("RUST_LOG").unwrap_or_else(|_| "info".into()));
@@ -94,21 +114,24 @@ impl MountCluster {
             nodes: Vec::new(),
             directory,
             mounts: 0,
+            setup,
+            node_setups: nodes.to_vec(),
             _one: one,
         };
         cluster.start_server();
-        cluster.nodes.resize_with(2, || None);
-        for number in 0..2 {
+        cluster.nodes.resize_with(nodes.len(), || None);
+        for number in 0..nodes.len() {
             cluster.start_node(number);
         }
-        cluster.wait_nodes(2);
+        cluster.wait_nodes(nodes.len());
         cluster
     }
 
     pub fn start_node(&mut self, number: usize) {
         let directory = self.directory.path().join(format!("e{number}"));
         let id = NodeId(number.try_into().unwrap());
-        let config = tidemill_node::NodeConfig::new(id, directory, self.endpoint());
+        let mut config = tidemill_node::NodeConfig::new(id, directory, self.endpoint());
+        self.node_setups[number](&mut config);
         let node = self.runtime.block_on(RunningNode::start(config)).unwrap();
         self.nodes[number] = Some(node);
     }
@@ -121,6 +144,33 @@ impl MountCluster {
         if self.server.is_some() {
             self.wait_nodes(left);
         }
+    }
+
+    /// Returns the numbers of committed changes of the server and of each node.
+    pub fn commits(&self) -> Vec<u64> {
+        let server = self.server.iter().map(|(_, server)| server.commits());
+        let nodes = self.nodes.iter().flatten();
+        let nodes = nodes.map(|node| node.daemon().parts().db.commits());
+        server.chain(nodes).collect()
+    }
+
+    /// Commits what waits in the nodes' databases, as the nodes themselves do with their status.
+    pub fn flush(&self) {
+        for node in self.nodes.iter().flatten() {
+            node.daemon().parts().db.flush();
+        }
+    }
+
+    /// Sends a request to the server.
+    pub fn ask<T>(
+        &self,
+        ask: impl AsyncFnOnce(tidemill_client::Server) -> Result<T, tonic::Status>,
+    ) -> T {
+        let endpoint = self.endpoint();
+        self.runtime.block_on(async {
+            let server = tidemill_client::Server::connect(&endpoint, None).await;
+            ask(server.unwrap()).await.unwrap()
+        })
     }
 
     pub fn wait_nodes(&self, count: usize) {
@@ -144,7 +194,8 @@ impl MountCluster {
     }
 
     pub fn start_server(&mut self) {
-        let config = tidemill_server::ServeConfig::new(self.directory.path().join("server"));
+        let mut config = tidemill_server::ServeConfig::new(self.directory.path().join("server"));
+        (self.setup.0)(&mut config);
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(RunningServer::start(config)).unwrap();
         self.server = Some((runtime, server));

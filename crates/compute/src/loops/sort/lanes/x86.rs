@@ -46,6 +46,94 @@ const fn higher(distance: usize, width: usize) -> u32 {
     bits
 }
 
+/// Defines the items of [`KeyLanes`] that differ between the vectors only in types and instructions.
+macro_rules! key_lanes {
+    ($key:ty, $width:literal, $within:ident, $splat:ident, $load:ident, $store:ident, $stream:ident) => {
+        type Key = $key;
+        const WIDTH: usize = $width;
+        const LOWEST: $key = <$key>::MIN;
+
+        fn within<P: SimdPass>(pass: P) -> P::Output {
+            // SAFETY: as the trait demands.
+            unsafe { $within(pass) }
+        }
+        #[inline(always)]
+        unsafe fn sort(keys: *mut $key, length: usize, scratch: *mut $key) {
+            // SAFETY: as the caller's.
+            unsafe { quick::sort::<Self>(keys, keys, length, scratch) };
+        }
+        #[inline(always)]
+        fn fence() {
+            // SAFETY: every x86-64 processor has it.
+            unsafe { _mm_sfence() };
+        }
+        #[inline(always)]
+        unsafe fn splat(key: $key) -> Self {
+            // SAFETY: see the trait.
+            Self(unsafe { $splat(key) })
+        }
+        #[inline(always)]
+        unsafe fn load(from: *const $key) -> Self {
+            // SAFETY: see the trait.
+            Self(unsafe { $load(from.cast()) })
+        }
+        #[inline(always)]
+        unsafe fn store(self, to: *mut $key) {
+            // SAFETY: see the trait.
+            unsafe { $store(to.cast(), self.0) };
+        }
+        #[inline(always)]
+        unsafe fn stream(self, to: *mut $key) {
+            // SAFETY: see the trait.
+            unsafe { $stream(to.cast(), self.0) };
+        }
+    };
+}
+
+/// Defines the items of [`SortNetwork`] that differ between the vectors of AVX-512 only in types and instructions.
+macro_rules! wide_network {
+    ($key:ty, $bits:ty, $width:literal, $splat:ident, $load:ident, $store:ident, $min:ident, $max:ident, $mask_max:ident) => {
+        const ROWS: usize = 16;
+        const HIGHEST: $key = <$key>::MAX;
+
+        #[inline(always)]
+        fn before(key: $key) -> $key {
+            key - 1
+        }
+        #[inline(always)]
+        unsafe fn load_part(from: *const $key, count: usize) -> Self {
+            let bits = ((1_u32 << count) - 1) as $bits;
+            // SAFETY: see the trait; lanes that are masked out are not touched.
+            Self(unsafe { $load($splat(<$key>::MAX), bits, from) })
+        }
+        #[inline(always)]
+        unsafe fn store_part(self, to: *mut $key, count: usize) {
+            let bits = ((1_u32 << count) - 1) as $bits;
+            // SAFETY: see the trait; lanes that are masked out are not touched.
+            unsafe { $store(to, bits, self.0) };
+        }
+        #[inline(always)]
+        unsafe fn min(self, other: Self) -> Self {
+            // SAFETY: see the trait.
+            Self(unsafe { $min(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn max(self, other: Self) -> Self {
+            // SAFETY: see the trait.
+            Self(unsafe { $max(self.0, other.0) })
+        }
+        #[inline(always)]
+        unsafe fn exchange<const DISTANCE: usize>(self, other: Self) -> Self {
+            let bits = const { higher(DISTANCE, $width) } as $bits;
+            // SAFETY: see the trait.
+            Self(unsafe {
+                let low = $min(self.0, other.0);
+                $mask_max(low, bits, self.0, other.0)
+            })
+        }
+    };
+}
+
 /// Vector of sixteen keys of four bytes.
 #[derive(Clone, Copy)]
 pub(in super::super) struct Wide32(__m512i);
@@ -53,44 +141,16 @@ pub(in super::super) struct Wide32(__m512i);
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: the caller of each method has AVX-512 F, BW, DQ and VL, as the trait demands.
 unsafe impl KeyLanes for Wide32 {
-    type Key = i32;
-    const WIDTH: usize = 16;
-    const LOWEST: i32 = i32::MIN;
+    key_lanes!(
+        i32,
+        16,
+        avx512,
+        _mm512_set1_epi32,
+        _mm512_loadu_si512,
+        _mm512_storeu_si512,
+        _mm512_stream_si512
+    );
 
-    fn within<P: SimdPass>(pass: P) -> P::Output {
-        // SAFETY: as the trait demands.
-        unsafe { avx512(pass) }
-    }
-    #[inline(always)]
-    unsafe fn sort(keys: *mut i32, length: usize, scratch: *mut i32) {
-        // SAFETY: as the caller's.
-        unsafe { quick::sort::<Self>(keys, keys, length, scratch) };
-    }
-    #[inline(always)]
-    fn fence() {
-        // SAFETY: every x86-64 processor has it.
-        unsafe { _mm_sfence() };
-    }
-    #[inline(always)]
-    unsafe fn splat(key: i32) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_set1_epi32(key) })
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const i32) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_loadu_si512(from.cast()) })
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut i32) {
-        // SAFETY: see the trait.
-        unsafe { _mm512_storeu_si512(to.cast(), self.0) };
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut i32) {
-        // SAFETY: see the trait.
-        unsafe { _mm512_stream_si512(to.cast(), self.0) };
-    }
     #[inline(always)]
     unsafe fn above(self, pivot: Self) -> u32 {
         // SAFETY: see the trait.
@@ -106,35 +166,18 @@ unsafe impl KeyLanes for Wide32 {
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: as above.
 unsafe impl SortNetwork for Wide32 {
-    const ROWS: usize = 16;
-    const HIGHEST: i32 = i32::MAX;
+    wide_network!(
+        i32,
+        u16,
+        16,
+        _mm512_set1_epi32,
+        _mm512_mask_loadu_epi32,
+        _mm512_mask_storeu_epi32,
+        _mm512_min_epi32,
+        _mm512_max_epi32,
+        _mm512_mask_max_epi32
+    );
 
-    #[inline(always)]
-    fn before(key: i32) -> i32 {
-        key - 1
-    }
-    #[inline(always)]
-    unsafe fn load_part(from: *const i32, count: usize) -> Self {
-        let bits = ((1_u32 << count) - 1) as u16;
-        // SAFETY: see the trait; lanes that are masked out are not touched.
-        Self(unsafe { _mm512_mask_loadu_epi32(_mm512_set1_epi32(i32::MAX), bits, from) })
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, to: *mut i32, count: usize) {
-        let bits = ((1_u32 << count) - 1) as u16;
-        // SAFETY: see the trait; lanes that are masked out are not touched.
-        unsafe { _mm512_mask_storeu_epi32(to, bits, self.0) };
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_min_epi32(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_max_epi32(self.0, other.0) })
-    }
     #[inline(always)]
     unsafe fn swap<const DISTANCE: usize>(self) -> Self {
         // SAFETY: see the trait.
@@ -156,15 +199,6 @@ unsafe impl SortNetwork for Wide32 {
                     _mm512_permutexvar_epi32(index, self.0)
                 }
             }
-        })
-    }
-    #[inline(always)]
-    unsafe fn exchange<const DISTANCE: usize>(self, other: Self) -> Self {
-        let bits = const { higher(DISTANCE, 16) } as u16;
-        // SAFETY: see the trait.
-        Self(unsafe {
-            let low = _mm512_min_epi32(self.0, other.0);
-            _mm512_mask_max_epi32(low, bits, self.0, other.0)
         })
     }
     #[inline(always)]
@@ -209,44 +243,16 @@ pub(in super::super) struct Wide64(__m512i);
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: the caller of each method has AVX-512 F, BW, DQ and VL, as the trait demands.
 unsafe impl KeyLanes for Wide64 {
-    type Key = i64;
-    const WIDTH: usize = 8;
-    const LOWEST: i64 = i64::MIN;
+    key_lanes!(
+        i64,
+        8,
+        avx512,
+        _mm512_set1_epi64,
+        _mm512_loadu_si512,
+        _mm512_storeu_si512,
+        _mm512_stream_si512
+    );
 
-    fn within<P: SimdPass>(pass: P) -> P::Output {
-        // SAFETY: as the trait demands.
-        unsafe { avx512(pass) }
-    }
-    #[inline(always)]
-    unsafe fn sort(keys: *mut i64, length: usize, scratch: *mut i64) {
-        // SAFETY: as the caller's.
-        unsafe { quick::sort::<Self>(keys, keys, length, scratch) };
-    }
-    #[inline(always)]
-    fn fence() {
-        // SAFETY: every x86-64 processor has it.
-        unsafe { _mm_sfence() };
-    }
-    #[inline(always)]
-    unsafe fn splat(key: i64) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_set1_epi64(key) })
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const i64) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_loadu_si512(from.cast()) })
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut i64) {
-        // SAFETY: see the trait.
-        unsafe { _mm512_storeu_si512(to.cast(), self.0) };
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut i64) {
-        // SAFETY: see the trait.
-        unsafe { _mm512_stream_si512(to.cast(), self.0) };
-    }
     #[inline(always)]
     unsafe fn above(self, pivot: Self) -> u32 {
         // SAFETY: see the trait.
@@ -262,35 +268,18 @@ unsafe impl KeyLanes for Wide64 {
 #[allow(clippy::cast_possible_truncation, reason = "masks have a bit a lane")]
 // SAFETY: as above.
 unsafe impl SortNetwork for Wide64 {
-    const ROWS: usize = 16;
-    const HIGHEST: i64 = i64::MAX;
+    wide_network!(
+        i64,
+        u8,
+        8,
+        _mm512_set1_epi64,
+        _mm512_mask_loadu_epi64,
+        _mm512_mask_storeu_epi64,
+        _mm512_min_epi64,
+        _mm512_max_epi64,
+        _mm512_mask_max_epi64
+    );
 
-    #[inline(always)]
-    fn before(key: i64) -> i64 {
-        key - 1
-    }
-    #[inline(always)]
-    unsafe fn load_part(from: *const i64, count: usize) -> Self {
-        let bits = ((1_u32 << count) - 1) as u8;
-        // SAFETY: see the trait; lanes that are masked out are not touched.
-        Self(unsafe { _mm512_mask_loadu_epi64(_mm512_set1_epi64(i64::MAX), bits, from) })
-    }
-    #[inline(always)]
-    unsafe fn store_part(self, to: *mut i64, count: usize) {
-        let bits = ((1_u32 << count) - 1) as u8;
-        // SAFETY: see the trait; lanes that are masked out are not touched.
-        unsafe { _mm512_mask_storeu_epi64(to, bits, self.0) };
-    }
-    #[inline(always)]
-    unsafe fn min(self, other: Self) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_min_epi64(self.0, other.0) })
-    }
-    #[inline(always)]
-    unsafe fn max(self, other: Self) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm512_max_epi64(self.0, other.0) })
-    }
     #[inline(always)]
     unsafe fn swap<const DISTANCE: usize>(self) -> Self {
         // SAFETY: see the trait.
@@ -308,15 +297,6 @@ unsafe impl SortNetwork for Wide64 {
                     _mm512_permutexvar_epi64(index, self.0)
                 }
             }
-        })
-    }
-    #[inline(always)]
-    unsafe fn exchange<const DISTANCE: usize>(self, other: Self) -> Self {
-        let bits = const { higher(DISTANCE, 8) } as u8;
-        // SAFETY: see the trait.
-        Self(unsafe {
-            let low = _mm512_min_epi64(self.0, other.0);
-            _mm512_mask_max_epi64(low, bits, self.0, other.0)
         })
     }
     #[inline(always)]
@@ -411,44 +391,16 @@ unsafe fn first_8(count: usize) -> __m256i {
 
 // SAFETY: the caller of each method has AVX2, as the trait demands.
 unsafe impl KeyLanes for Half32 {
-    type Key = i32;
-    const WIDTH: usize = 8;
-    const LOWEST: i32 = i32::MIN;
+    key_lanes!(
+        i32,
+        8,
+        avx2,
+        _mm256_set1_epi32,
+        _mm256_loadu_si256,
+        _mm256_storeu_si256,
+        _mm256_stream_si256
+    );
 
-    fn within<P: SimdPass>(pass: P) -> P::Output {
-        // SAFETY: as the trait demands.
-        unsafe { avx2(pass) }
-    }
-    #[inline(always)]
-    unsafe fn sort(keys: *mut i32, length: usize, scratch: *mut i32) {
-        // SAFETY: as the caller's.
-        unsafe { quick::sort::<Self>(keys, keys, length, scratch) };
-    }
-    #[inline(always)]
-    fn fence() {
-        // SAFETY: every x86-64 processor has it.
-        unsafe { _mm_sfence() };
-    }
-    #[inline(always)]
-    unsafe fn splat(key: i32) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm256_set1_epi32(key) })
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const i32) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm256_loadu_si256(from.cast()) })
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut i32) {
-        // SAFETY: see the trait.
-        unsafe { _mm256_storeu_si256(to.cast(), self.0) };
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut i32) {
-        // SAFETY: see the trait.
-        unsafe { _mm256_stream_si256(to.cast(), self.0) };
-    }
     #[inline(always)]
     unsafe fn above(self, pivot: Self) -> u32 {
         // SAFETY: see the trait.
@@ -535,44 +487,16 @@ pub(in super::super) struct Half64(__m256i);
 
 // SAFETY: the caller of each method has AVX2, as the trait demands.
 unsafe impl KeyLanes for Half64 {
-    type Key = i64;
-    const WIDTH: usize = 4;
-    const LOWEST: i64 = i64::MIN;
+    key_lanes!(
+        i64,
+        4,
+        avx2,
+        _mm256_set1_epi64x,
+        _mm256_loadu_si256,
+        _mm256_storeu_si256,
+        _mm256_stream_si256
+    );
 
-    fn within<P: SimdPass>(pass: P) -> P::Output {
-        // SAFETY: as the trait demands.
-        unsafe { avx2(pass) }
-    }
-    #[inline(always)]
-    unsafe fn sort(keys: *mut i64, length: usize, scratch: *mut i64) {
-        // SAFETY: as the caller's.
-        unsafe { quick::sort::<Self>(keys, keys, length, scratch) };
-    }
-    #[inline(always)]
-    fn fence() {
-        // SAFETY: every x86-64 processor has it.
-        unsafe { _mm_sfence() };
-    }
-    #[inline(always)]
-    unsafe fn splat(key: i64) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm256_set1_epi64x(key) })
-    }
-    #[inline(always)]
-    unsafe fn load(from: *const i64) -> Self {
-        // SAFETY: see the trait.
-        Self(unsafe { _mm256_loadu_si256(from.cast()) })
-    }
-    #[inline(always)]
-    unsafe fn store(self, to: *mut i64) {
-        // SAFETY: see the trait.
-        unsafe { _mm256_storeu_si256(to.cast(), self.0) };
-    }
-    #[inline(always)]
-    unsafe fn stream(self, to: *mut i64) {
-        // SAFETY: see the trait.
-        unsafe { _mm256_stream_si256(to.cast(), self.0) };
-    }
     #[inline(always)]
     unsafe fn above(self, pivot: Self) -> u32 {
         // SAFETY: see the trait.

@@ -1,0 +1,181 @@
+//! Number of commits that an operation costs in the databases of the server and of the nodes. The numbers must only fall.
+//!
+//! A commit is a change that asks for a transaction. A group commit may combine several changes.
+
+#![allow(
+    clippy::unwrap_used,
+    reason = "a test that can't do what it needs fails"
+)]
+
+use crate::cluster::{MountCluster, Mounted, ServerSetup, can_mount, require};
+use std::fs;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+use tidemill_model::time::Span;
+use tidemill_node::NodeConfig;
+use tidemill_node::backend::BackendSettings;
+use tidemill_remote::{Keys, RemoteAddress};
+use tidemill_wire::v1::{self, State};
+
+/// Commits of a node with its status, which fall into the time of an operation and are no part of it.
+const STATUSES: u64 = 3;
+/// Time without a commit after which the cluster is at rest: longer than the periods of all background work.
+const REST: Duration = Duration::from_millis(2600);
+/// Maximum time until a cluster is at rest.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Sets up a node that runs small tasks.
+fn two_cores(config: &mut NodeConfig) {
+    config.cores = 2;
+    config.program = program();
+}
+
+/// Returns the program that runs built-in kernels: an example of the crate `tidemill-node`.
+fn program() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    test.parent().unwrap().join("../examples/node")
+}
+
+fn in_burst_tier(config: &mut NodeConfig) {
+    two_cores(config);
+    config.burst = true;
+}
+
+fn with_backend(config: &mut NodeConfig) {
+    two_cores(config);
+    let files: PathBuf = config.directory.with_extension("files");
+    fs::create_dir_all(&files).unwrap();
+    let address = RemoteAddress::parse(&format!("file://{}", files.display())).unwrap();
+    let open = || tidemill_remote::open(&address, &Keys::default()).unwrap();
+    config.backend = Some(BackendSettings {
+        far: open(),
+        scans: open(),
+        address: address.clone(),
+        packing: Default::default(),
+        cache_bytes_max: 1 << 30,
+    });
+}
+
+/// Waits until nothing is committed any more, and returns the numbers of commits of the server and of each node.
+fn at_rest(cluster: &MountCluster) -> Vec<u64> {
+    let begun = Instant::now();
+    let (mut last, mut since, mut flushed) = (cluster.commits(), Instant::now(), false);
+    loop {
+        assert!(begun.elapsed() < PATIENCE, "the cluster is never at rest");
+        std::thread::sleep(Duration::from_millis(20));
+        let now = cluster.commits();
+        if now != last {
+            (last, since, flushed) = (now, Instant::now(), false);
+        } else if since.elapsed() > REST {
+            if flushed {
+                return last;
+            }
+            cluster.flush();
+            (since, flushed) = (Instant::now(), true);
+        }
+    }
+}
+
+/// Returns the commits of the server and of each node that `operation` costs until the cluster is at rest again. An earlier operation of the
+/// same kind has reserved the ids.
+fn commits_of(cluster: &MountCluster, operation: impl Fn(u32)) -> Vec<u64> {
+    operation(0);
+    let before = at_rest(cluster);
+    operation(1);
+    let after = at_rest(cluster);
+    let commits = before.iter().zip(after);
+    commits.map(|(before, after)| after - before).collect()
+}
+
+/// Checks the commits of the server, and of each node without those of its status.
+fn assert_commits(commits: &[u64], server: u64, nodes: &[u64]) {
+    assert_eq!(commits[0], server, "server, nodes: {commits:?}");
+    for (commits, own) in commits[1..].iter().zip(nodes) {
+        let range = *own..=own + STATUSES;
+        assert!(
+            range.contains(commits),
+            "{commits} commits of a node; its own: {own}"
+        );
+    }
+}
+
+fn write(mounted: &Mounted, number: u32) {
+    fs::write(mounted.join(format!("file{number}")), [7; 4096]).unwrap();
+}
+
+/// Runs a task that reads one file and writes another.
+fn run_task(cluster: &MountCluster, number: u32) {
+    let script = format!(
+        r#"name = "j"; workdir = "/"; tasks = ({{ name = "t"; kernel = "wordcount"; input = ["in"]; output = ["out{number}"]; }});"#
+    );
+    let job = cluster.ask(async |server| {
+        let request = v1::SubmitRequest {
+            script: script.clone(),
+            source: "test.job".into(),
+            ..v1::SubmitRequest::default()
+        };
+        let reply = server.jobs().submit(request).await?.into_inner();
+        assert_eq!(reply.errors, Vec::<String>::new());
+        let request = v1::GetJobRequest {
+            job: reply.job,
+            ..v1::GetJobRequest::default()
+        };
+        let mut events = server.jobs().watch(request.clone()).await?.into_inner();
+        while events.message().await?.is_some() {}
+        Ok(server.jobs().get(request).await?.into_inner())
+    });
+    assert_eq!(job.state(), State::Done, "{job:?}");
+}
+
+#[test]
+fn small_file_costs_few_commits() {
+    if !can_mount() {
+        return;
+    }
+    let setup = ServerSetup(|config| config.node_timeout = Duration::from_secs(3600));
+    let mut cluster = MountCluster::start_with(setup, &[two_cores]);
+    let mounted = cluster.mount(true);
+    let commits = commits_of(&cluster, |number| write(&mounted, number));
+    // The name; the seal; the deletion of the note's row. The node: the object.
+    assert_commits(&commits, 3, &[1]);
+    mounted.unmount();
+}
+
+#[test]
+fn task_costs_few_commits() {
+    if !can_mount() {
+        return;
+    }
+    if !program().exists() {
+        return require::skip("the example `node` of the crate `tidemill-node` is not built");
+    }
+    let setup = ServerSetup(|config| config.node_timeout = Duration::from_secs(3600));
+    let mut cluster = MountCluster::start_with(setup, &[two_cores]);
+    let mounted = cluster.mount(true);
+    fs::write(mounted.join("in"), "1\n2\n").unwrap();
+    let commits = commits_of(&cluster, |number| run_task(&cluster, number));
+    // A block of ids; the job; the label; the end of task and job; the deletion of the note's row. The node: the label; the outcome.
+    assert_commits(&commits, 5, &[2]);
+    mounted.unmount();
+}
+
+#[test]
+fn staged_file_costs_few_commits() {
+    if !can_mount() {
+        return;
+    }
+    let setup = ServerSetup(|config| {
+        config.node_timeout = Duration::from_secs(3600);
+        config.burst.after = Span::default();
+        // Files leave the tier as soon as they are stored.
+        (config.burst.low, config.burst.high) = (0, 0);
+    });
+    let mut cluster = MountCluster::start_with(setup, &[in_burst_tier, with_backend]);
+    let mounted = cluster.mount(true);
+    let commits = commits_of(&cluster, |number| write(&mounted, number));
+    // The name; the seal; the label to copy; the end of the copy; the request to evict; the replica's removal; the label to remove; the end
+    // of the removal. The row of the note is deleted with one of them. The burst node: the object; its hash; the label; the outcome. The
+    // other node: the label; the attempt to write; the file; the outcome.
+    assert_commits(&commits, 8, &[4, 4]);
+    mounted.unmount();
+}

@@ -86,6 +86,24 @@ pub(crate) fn bytes_of<T: Number>(values: &[T]) -> &[u8] {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }
 }
 
+/// Defines the functions of [`Number`] that read a value from bytes.
+macro_rules! reads {
+    ($type:ty) => {
+        #[inline(always)]
+        fn read(bytes: &[u8]) -> Self {
+            let mut value = [0; size_of::<$type>()];
+            value.copy_from_slice(&bytes[..size_of::<$type>()]);
+            <$type>::from_le_bytes(value)
+        }
+        #[inline(always)]
+        fn read_big(bytes: &[u8]) -> Self {
+            let mut value = [0; size_of::<$type>()];
+            value.copy_from_slice(&bytes[..size_of::<$type>()]);
+            <$type>::from_be_bytes(value)
+        }
+    };
+}
+
 macro_rules! float {
     ($type:ty, $tally:ty) => {
         impl Number for $type {
@@ -94,18 +112,7 @@ macro_rules! float {
             const INTEGER: bool = false;
             const LOWEST: Self = <$type>::NEG_INFINITY;
             const HIGHEST: Self = <$type>::INFINITY;
-            #[inline(always)]
-            fn read(bytes: &[u8]) -> Self {
-                let mut value = [0; size_of::<$type>()];
-                value.copy_from_slice(&bytes[..size_of::<$type>()]);
-                <$type>::from_le_bytes(value)
-            }
-            #[inline(always)]
-            fn read_big(bytes: &[u8]) -> Self {
-                let mut value = [0; size_of::<$type>()];
-                value.copy_from_slice(&bytes[..size_of::<$type>()]);
-                <$type>::from_be_bytes(value)
-            }
+            reads!($type);
             #[inline(always)]
             fn to_f64(self) -> f64 {
                 f64::from(self)
@@ -180,18 +187,7 @@ macro_rules! integer {
             const INTEGER: bool = true;
             const LOWEST: Self = <$type>::MIN;
             const HIGHEST: Self = <$type>::MAX;
-            #[inline(always)]
-            fn read(bytes: &[u8]) -> Self {
-                let mut value = [0; size_of::<$type>()];
-                value.copy_from_slice(&bytes[..size_of::<$type>()]);
-                <$type>::from_le_bytes(value)
-            }
-            #[inline(always)]
-            fn read_big(bytes: &[u8]) -> Self {
-                let mut value = [0; size_of::<$type>()];
-                value.copy_from_slice(&bytes[..size_of::<$type>()]);
-                <$type>::from_be_bytes(value)
-            }
+            reads!($type);
             #[allow(
                 clippy::cast_precision_loss,
                 clippy::cast_lossless,

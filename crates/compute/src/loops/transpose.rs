@@ -86,6 +86,18 @@ struct TransposeMatrix {
 }
 
 impl TransposeMatrix {
+    /// Returns the addresses of the value of type `T` at a row and column, and of its place in the transpose.
+    #[cfg(target_arch = "x86_64")]
+    #[inline(always)]
+    fn at<T>(&self, row: usize, column: usize) -> (*const T, *mut T) {
+        let from = self.from.cast::<T>();
+        let to = self.to.cast::<T>();
+        (
+            from.wrapping_add(row * self.width + column),
+            to.wrapping_add(column * self.rows + row),
+        )
+    }
+
     /// # Safety
     /// All values of the matrix and of its transpose must be valid.
     #[inline(always)]
@@ -176,6 +188,21 @@ mod x86 {
         (whole && row * matrix.columns > FAR).then_some(lead / size)
     }
 
+    /// Stores a vector; with `far`, past the caches.
+    ///
+    /// # Safety
+    /// The pointer must be valid for writes of a vector, and aligned to a vector if `far` is set.
+    #[target_feature(enable = "avx512f")]
+    unsafe fn store(line: *mut __m512i, vector: __m512i, far: bool) {
+        // SAFETY: as the caller's.
+        unsafe {
+            match far {
+                true => _mm512_stream_si512(line, vector),
+                false => _mm512_storeu_si512(line, vector),
+            }
+        }
+    }
+
     /// Transposes four groups of quarters, of four vectors each, into sixteen vectors: vector `4 q + v` of the result has quarter `q` of
     /// vector `v` of each group.
     #[target_feature(enable = "avx512f")]
@@ -201,14 +228,7 @@ mod x86 {
         let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
-                let from = matrix
-                    .from
-                    .cast::<u64>()
-                    .wrapping_add(row * matrix.width + column);
-                let to = matrix
-                    .to
-                    .cast::<u64>()
-                    .wrapping_add(column * matrix.rows + row);
+                let (from, to) = matrix.at::<u64>(row, column);
                 let mut rows = [_mm512_loadu_si512(from.cast()); 8];
                 for (index, row) in rows.iter_mut().enumerate() {
                     *row = _mm512_loadu_si512(from.wrapping_add(index * matrix.width).cast());
@@ -228,12 +248,7 @@ mod x86 {
                     }
                 }
                 for (index, vector) in turned.into_iter().enumerate() {
-                    let line = to.wrapping_add(index * matrix.rows);
-                    if far {
-                        _mm512_stream_si512(line.cast(), vector);
-                    } else {
-                        _mm512_storeu_si512(line.cast(), vector);
-                    }
+                    store(to.wrapping_add(index * matrix.rows).cast(), vector, far);
                 }
             }
         };
@@ -251,14 +266,7 @@ mod x86 {
         let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
-                let from = matrix
-                    .from
-                    .cast::<u32>()
-                    .wrapping_add(row * matrix.width + column);
-                let to = matrix
-                    .to
-                    .cast::<u32>()
-                    .wrapping_add(column * matrix.rows + row);
+                let (from, to) = matrix.at::<u32>(row, column);
                 let mut rows = [_mm512_loadu_si512(from.cast()); 16];
                 for (index, row) in rows.iter_mut().enumerate() {
                     *row = _mm512_loadu_si512(from.wrapping_add(index * matrix.width).cast());
@@ -280,11 +288,7 @@ mod x86 {
                     let turned = quarters(groups.0, groups.1, fours[index + 8], fours[index + 12]);
                     for (quarter, vector) in turned.into_iter().enumerate() {
                         let line = to.wrapping_add((4 * quarter + index) * matrix.rows);
-                        if far {
-                            _mm512_stream_si512(line.cast(), vector);
-                        } else {
-                            _mm512_storeu_si512(line.cast(), vector);
-                        }
+                        store(line.cast(), vector, far);
                     }
                 }
             }
@@ -301,14 +305,7 @@ mod x86 {
         let tile = |matrix: &TransposeMatrix, row: usize, column: usize| {
             // SAFETY: `blocks` passes tiles that are within the matrix.
             unsafe {
-                let from = matrix
-                    .from
-                    .cast::<u64>()
-                    .wrapping_add(row * matrix.width + column);
-                let to = matrix
-                    .to
-                    .cast::<u64>()
-                    .wrapping_add(column * matrix.rows + row);
+                let (from, to) = matrix.at::<u64>(row, column);
                 let load = |index: usize| -> __m256i {
                     _mm256_loadu_si256(from.wrapping_add(index * matrix.width).cast())
                 };

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the dependencies between crates: each arrow of ARCHITECTURE.md must point down.
+# Checks the dependencies between crates: the rules below the table of crates in ARCHITECTURE.md.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 status=0

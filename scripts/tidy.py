@@ -185,6 +185,29 @@ def check_links(found):
             found["links"].append(f"docs/SUMMARY.md: no line for {page}")
 
 
+def sources(text):
+    """Returns the paths of source files in back-ticks, with braces expanded."""
+    for path in re.findall(r"`([a-z_-]+/[\w/{},-]+(?:\.rs|/)?)`", text):
+        before, braces, after = re.match(r"([^{]*)(?:\{([^}]*)\})?(.*)", path).groups()
+        yield from (before + one + after for one in (braces or "").split(","))
+
+
+def check_sources(found):
+    """Pages that lead to sources name paths that exist: ARCHITECTURE.md below `crates/`, the tables of limits also without `src/`."""
+    crates = os.listdir(os.path.join(ROOT, "crates"))
+    for name in ("ARCHITECTURE.md", "docs/limits.md", "docs/limits-jobs.md"):
+        for path in sources(read(name)):
+            crate, rest = path.split("/", 1)
+            places = [f"crates/{path}", f"crates/{crate}/src/{rest}"]
+            if crate in crates and not any(os.path.exists(os.path.join(ROOT, place)) for place in places):
+                found["sources"].append(f"{name}: {path}")
+        for constant, path in re.findall(r"`([A-Z][A-Z_]+)`, `([a-z-]+/[\w/]+\.rs)`", read(name)):
+            crate, rest = path.split("/", 1)
+            place = os.path.join(ROOT, f"crates/{crate}/src/{rest}")
+            if not os.path.exists(place) or not re.search(rf"\b{constant}\b", read(f"crates/{crate}/src/{rest}")):
+                found["sources"].append(f"{name}: {constant}, {path}")
+
+
 RECORD_LINES = {
     "status": re.compile(r"^Status: (?:accepted\b|superseded by \[\d{4}\]\()", re.M),
     "date": re.compile(r"^Date: \d{4}-\d{2}$", re.M),
@@ -264,7 +287,7 @@ def main():
     parser.add_argument("--write", action="store_true", help="lower budgets to the counts of now")
     args = parser.parse_args()
     found = collections.defaultdict(list)
-    for check in (check_texts, check_links, check_decisions, check_subjects, check_structure, check_lines):
+    for check in (check_texts, check_links, check_sources, check_decisions, check_subjects, check_structure, check_lines):
         check(found)
     if args.list:
         for place in found.get(args.list, []):

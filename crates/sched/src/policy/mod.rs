@@ -1,5 +1,6 @@
 //! Policies: each policy chooses the node on which a ready task runs. A policy is a pure function of the request, the view and its own
-//! small state; it sees no clock and no dispatcher. To add a policy, add a file in this directory and a row in [`by_name`].
+//! small state; it sees no clock and no dispatcher. To add a policy, add a file in this directory, its name to [`NAMES`], and a row to
+//! [`by_name`].
 //!
 //! Asking and choosing are two steps. [`Policy::place`] answers without changing anything, so that the dispatcher may look ahead and drop
 //! the answer; [`Policy::chosen`] informs the policy that the dispatcher carried out its answer.

@@ -1,6 +1,6 @@
 //! Search for files by their properties: names, sizes, owners, attributes, headers, lineage (`docs/find.md`). This module only reads.
 //!
-//! An expression becomes one query (`names/index/find.rs`), which returns files in the order of their inodes, one page at a time. The answer
+//! An expression becomes one query (`meta/src/index/find.rs`), which returns files in the order of their inodes, one page at a time. The answer
 //! contains only files that the asker may read or owns, and whose directories the asker may list.
 
 use crate::access::Access;

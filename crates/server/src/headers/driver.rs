@@ -1,5 +1,5 @@
 //! Reads headers of scientific files as long as the server runs: by ranges from the nodes that hold the files, for every layout. Nodes
-//! decode filtered coordinates, in a process of the file's owner. The results are stored in the tables of `names/index`.
+//! decode filtered coordinates, in a process of the file's owner. The results are stored in the tables of `meta/src/index`.
 
 use super::coordinates::{Stored, spans};
 use super::facts::facts_of;

@@ -3,7 +3,7 @@
 //!
 //! A Zarr that is a directory has its header in many files, which `zarr` reads. One of these files represents the Zarr.
 //!
-//! The queue of headers and the stored facts are in `names/index`. `driver` reads headers, a few at a time, by ranges from the nodes that
+//! The queue of headers and the stored facts are in `meta/src/index`. `driver` reads headers, a few at a time, by ranges from the nodes that
 //! hold the files. `facts` selects the stored facts of a header, and `coordinates` determines the ranges of its coordinates.
 
 mod coordinates;

@@ -1,4 +1,4 @@
-//! Reads the metadata and the coordinates of a Zarr that is a directory (`names/index/zarr.rs`), within limits.
+//! Reads the metadata and the coordinates of a Zarr that is a directory (`meta/src/index/zarr.rs`), within limits.
 
 use super::coordinates::Stored;
 use super::driver::WINDOW_MAX;

@@ -76,11 +76,11 @@ def main():
     arguments.add_argument("--json", help="file for the results")
     given = arguments.parse_args()
     mutants = json.loads((HERE / "mutants.json").read_text())
-    only = [int(number) for number in given.only.split(",")] if given.only else range(len(mutants) + 1)
+    only = [int(number) for number in given.only.split(",")] if given.only else range(1, len(mutants) + 1)
     copied(mutants)
     seeds = built()
     results, missed = [], 0
-    for number in only:
+    for number in [0, *only]:
         begun = time.monotonic()
         try:
             ran = subprocess.run(

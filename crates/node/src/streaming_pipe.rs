@@ -118,6 +118,7 @@ impl StreamingPipe {
     /// Creates the pipe and starts the thread that writes it.
     pub(crate) fn begin(
         (store, object): (Arc<dyn Store>, ObjectId),
+        is_recorded: impl Fn() -> bool + Send + 'static,
         making: Option<GrowingOutput>,
         pipe: PathBuf,
         turn: StreamingShare,
@@ -127,6 +128,7 @@ impl StreamingPipe {
         let mut streamer = Streamer {
             store,
             object,
+            is_recorded: Box::new(is_recorded),
             making,
             pipe: pipe.clone(),
             signs: signs.clone(),
@@ -191,6 +193,8 @@ enum PipeOutput {
 struct Streamer {
     store: Arc<dyn Store>,
     object: ObjectId,
+    /// Returns whether the node has a record of the sealed object.
+    is_recorded: Box<dyn Fn() -> bool + Send>,
     /// Source of the bytes until the label that writes them has ended.
     making: Option<GrowingOutput>,
     pipe: PathBuf,
@@ -269,10 +273,12 @@ impl Streamer {
             self.making = None;
             self.seen = true;
         }
+        // The object is recorded as sealed after its file exists.
+        let awaited = !self.seen && !(self.is_recorded)();
         match self.store.stat(self.object) {
             Ok(stat) => Ok(Some((stat.size, stat.sealed))),
             // The writer has not started yet. If it never starts, the server cancels the label.
-            Err(StoreError::NotFound { .. }) if !self.seen => Ok(None),
+            Err(StoreError::NotFound { .. }) if awaited => Ok(None),
             Err(error) => Err(error),
         }
     }

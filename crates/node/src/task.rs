@@ -5,6 +5,7 @@
 //! transaction that records the outcome. When a label runs again after the node was killed, its outputs replace those of the first run,
 //! which no client has seen.
 
+use crate::db::Db;
 use crate::directory::{allocated, close_for_ever};
 use crate::executor::ExecutorParts;
 use crate::fetch::{FetchError, FetchedInput, InputLocations};
@@ -445,7 +446,9 @@ impl RunningLabel<'_> {
             let pipe = pipe.with_extension(format!("{index}.streaming"));
             let from = (Arc::clone(&self.parts.store), input.object);
             let turn = StreamingShare::new(Arc::clone(&self.parts.pace), leaves);
-            let begun = StreamingPipe::begin(from, making, pipe.clone(), turn);
+            let (db, object) = (self.parts.db.clone(), input.object);
+            let is_recorded = move || is_recorded(&db, object);
+            let begun = StreamingPipe::begin(from, is_recorded, making, pipe.clone(), turn);
             let begun = begun.map_err(|error| device_failure(&pipe, &error))?;
             self.streaming.push((index, begun));
             return Ok(pipe);
@@ -1175,8 +1178,12 @@ pub(crate) fn local(parts: &ExecutorParts, object: ObjectId) -> Option<(PathBuf,
 
 /// Returns whether an object is still being written on this node. A sealed object whose file is missing is not: nobody will write it.
 pub(crate) fn is_unsealed(parts: &ExecutorParts, object: ObjectId) -> bool {
+    local(parts, object).is_none() && !is_recorded(&parts.db, object)
+}
+
+fn is_recorded(db: &Db, object: ObjectId) -> bool {
     let recorded = |db: &rusqlite::Connection| records::has_object(db, object);
-    local(parts, object).is_none() && !parts.db.read(recorded).unwrap_or(false)
+    db.read(recorded).unwrap_or(false)
 }
 
 pub(crate) fn input_locations(

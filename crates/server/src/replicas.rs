@@ -122,32 +122,46 @@ impl Chore for MissingReplicas {
 /// Facts about the nodes from which the replicas of versions are decided.
 #[derive(Debug)]
 pub(crate) struct NodesView {
-    absent: NodeAbsences,
+    stores: Vec<u32>,
+    bursts: BTreeSet<u32>,
     sites: Vec<OnlineNode>,
 }
 
 impl NodesView {
-    pub(crate) fn new(nodes: &NodeStates, cluster: &Cluster) -> Self {
+    pub(crate) fn new(cluster: &Cluster) -> Self {
         Self {
-            absent: absences(nodes, cluster),
+            stores: cluster.stores(),
+            bursts: cluster.bursts(),
             sites: cluster.sites(),
         }
     }
 
     /// Records in the transaction that has ended a copy that the version now has enough replicas, if so. Otherwise the driver examines the
     /// version next.
-    pub(crate) fn settle(&self, db: &Connection, object: ObjectId, now: i64) -> Result<(), Fault> {
-        let short = short(db, object.0, &self.absent)?;
-        if !short.is_deleted() && short.next(&self.sites) == ReplicaStep::Enough {
-            under_replicated::found(db, object, &ReplicaFinding::Enough, now)?;
+    pub(crate) fn settle(
+        &self,
+        db: &Connection,
+        object: ObjectId,
+        (nodes, now): (&NodeStates, i64),
+    ) -> Result<(), Fault> {
+        // Another transaction may have removed a node since this view was made.
+        let absent = absences(nodes, &self.stores, self.bursts.clone());
+        match short(db, object.0, &absent) {
+            Ok(short) if short.is_deleted() || short.next(&self.sites) != ReplicaStep::Enough => {}
+            Ok(_) => drop(under_replicated::found(
+                db,
+                object,
+                &ReplicaFinding::Enough,
+                now,
+            )?),
+            Err(fault) => fault.log_delay("replicas of a version are examined later"),
         }
         Ok(())
     }
 }
 
 /// Returns the absent and drained nodes.
-pub(crate) fn absences(nodes: &NodeStates, cluster: &Cluster) -> NodeAbsences {
-    let stores = cluster.stores();
+pub(crate) fn absences(nodes: &NodeStates, stores: &[u32], bursts: BTreeSet<u32>) -> NodeAbsences {
     let mut lost = nodes.lost();
     lost.append(&mut nodes.removed());
     let emptied = nodes.emptied();
@@ -157,7 +171,7 @@ pub(crate) fn absences(nodes: &NodeStates, cluster: &Cluster) -> NodeAbsences {
         lost,
         emptied,
         places,
-        bursts: cluster.bursts(),
+        bursts,
     }
 }
 

@@ -57,12 +57,11 @@ pub(super) fn recount(db: &Connection, object: u64, now: i64) -> Result<(), Faul
     execute(db, sql, params![object.cast_signed(), now])
 }
 
-/// Schedules the examination of the versions that only this node has. No replica is left of these versions.
+/// Schedules the examination of the versions whose first replica is on a removed node, with the number of replicas on other nodes.
 pub(super) fn schedule_lost(db: &Connection, node: u32, now: i64) -> Result<(), Fault> {
-    let sql = "INSERT INTO short SELECT object, 0, ?2 FROM held WHERE node = ?1 AND removed = 0 \
-               AND NOT EXISTS (SELECT 1 FROM replica WHERE replica.object = held.object AND want != 2 AND state >= 2 \
-               AND replica.node != ?1) \
-               ON CONFLICT DO UPDATE SET has = 0, at = min(at, ?2)";
+    let sql = "INSERT INTO short SELECT object, (SELECT count(*) FROM replica WHERE replica.object = held.object \
+               AND want != 2 AND state >= 2 AND replica.node != ?1), ?2 FROM held WHERE node = ?1 AND removed = 0 \
+               ON CONFLICT DO UPDATE SET has = excluded.has, at = min(at, ?2)";
     execute(db, sql, params![node, now])
 }
 

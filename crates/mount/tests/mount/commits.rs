@@ -18,7 +18,7 @@ use tidemill_remote::{Keys, RemoteAddress};
 use tidemill_wire::v1::{self, State};
 
 /// Commits of a node with its status, which fall into the time of an operation and are no part of it.
-const STATUSES: u64 = 3;
+const STATUSES: u64 = 4;
 /// Time without a commit after which the cluster is at rest: longer than the periods of all background work.
 const REST: Duration = Duration::from_millis(2600);
 /// Maximum time until a cluster is at rest.

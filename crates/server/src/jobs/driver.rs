@@ -347,7 +347,11 @@ impl Driver {
             Vec::new()
         });
         let sites = self.cluster.sites();
-        let absent = replicas::absences(&self.shared.nodes, &self.cluster);
+        let absent = replicas::absences(
+            &self.shared.nodes,
+            &self.cluster.stores(),
+            self.cluster.bursts(),
+        );
         let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -927,6 +931,7 @@ impl Driver {
             steps.push(PersistStep::Settle {
                 label,
                 node,
+                of_task: task.is_some(),
                 ended,
                 read,
             });
@@ -1390,7 +1395,7 @@ impl Driver {
 
     /// Stores the steps in the database, and retries until the steps are stored.
     fn keep(&self, steps: Vec<PersistStep>, inbox: &mut Inbox) -> Result<Vec<Change>, Stopped> {
-        let view = || NodesView::new(&self.shared.nodes, &self.cluster);
+        let view = || NodesView::new(&self.cluster);
         let batch = Arc::new(StepBatch {
             nodes: persist::ends_copies(&steps).then(view),
             steps,

@@ -86,6 +86,8 @@ pub(crate) enum PersistStep {
     Settle {
         label: LabelId,
         node: NodeId,
+        /// Whether the label belongs to a task.
+        of_task: bool,
         ended: Result<Vec<ObjectId>, Vec<ObjectId>>,
         read: scrub::ScrubbedLabel,
     },
@@ -101,7 +103,7 @@ pub(crate) struct StepBatch {
     pub(crate) steps: Vec<PersistStep>,
     pub(crate) change: i64,
     pub(crate) now: i64,
-    /// The nodes, if the batch has a label that sealed objects and ended.
+    /// The nodes, if the batch ends a copy that succeeded.
     pub(crate) nodes: Option<NodesView>,
 }
 
@@ -115,11 +117,11 @@ impl StepBatch {
     }
 }
 
-/// Returns whether a step ends a label that sealed objects.
+/// Returns whether a step ends a copy that succeeded.
 pub(crate) fn ends_copies(steps: &[PersistStep]) -> bool {
     let mut steps = steps.iter();
     steps.any(
-        |step| matches!(step, PersistStep::Settle { ended: Ok(sealed), .. } if !sealed.is_empty()),
+        |step| matches!(step, PersistStep::Settle { of_task: false, ended: Ok(sealed), .. } if !sealed.is_empty()),
     )
 }
 
@@ -239,6 +241,7 @@ impl StepWriter<'_> {
                 node,
                 ended,
                 read,
+                ..
             } => self.settle(*label, *node, ended, read),
             Step::Corrupt { node, objects } => {
                 corruption::found(self.db, self.shared, *node, objects, self.now).map(drop)
@@ -301,7 +304,7 @@ impl StepWriter<'_> {
                 let kept = (&self.shared.nodes, self.now);
                 replicas::ended(self.db, to.object, node, ended.is_ok(), kept)?;
                 return match self.nodes.filter(|_| ended.is_ok()) {
-                    Some(nodes) => nodes.settle(self.db, to.object, self.now),
+                    Some(nodes) => nodes.settle(self.db, to.object, kept),
                     None => Ok(()),
                 };
             }

@@ -187,6 +187,25 @@ fn stolen_version_is_removed_from_node_where_it_was_written() {
 }
 
 #[test]
+fn removal_of_node_schedules_versions_that_other_nodes_have() {
+    let mut tier = Tier::new();
+    let object = tier.closed(5).cast_signed();
+    tier.sql(format!(
+        "DELETE FROM short; DELETE FROM replica;
+         INSERT INTO replica(object, node, state, size, since) VALUES ({object}, 4, 2, 5, 0)"
+    ));
+    let removed = tier.write(move |tx| {
+        nodes::remove(tx.db, tx.shared, 3, tx.now)?;
+        let sql = "SELECT has FROM short WHERE object = ?1";
+        Ok(tx
+            .db
+            .raw()
+            .query_row(sql, [object], |row| row.get::<_, i64>(0))?)
+    });
+    assert_eq!(removed.unwrap(), 1);
+}
+
+#[test]
 fn full_tier_is_examined_only_if_something_changes() {
     let mut tier = Tier::new();
     let object = tier.closed(1000);

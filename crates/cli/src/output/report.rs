@@ -229,7 +229,7 @@ impl Report for JobReport {
             );
         }
         if let Some(energy) = self.energy.as_ref().and_then(Energy::text) {
-            writeln!(out, "\nIts tasks drew {energy}.");
+            writeln!(out, "\nEnergy of its tasks: {energy}.");
         }
     }
 }

@@ -619,6 +619,12 @@ impl Simulated {
         Ok(self.names.database().with_connection(read)?)
     }
 
+    /// Returns the number of commits since the start.
+    #[must_use]
+    pub fn commits(&self) -> u64 {
+        self.names.database().commits()
+    }
+
     /// Calls `with` on the database connection; no other code uses the connection during the call.
     pub fn with_connection<T>(&self, with: impl FnOnce(&SimulatedDisk) -> T) -> T {
         self.names.database().with_connection(with)

@@ -25,6 +25,11 @@ impl World {
         read.expect("the server's tables can be read")
     }
 
+    /// Returns the number of commits of the server since its start.
+    pub(crate) fn commits(&self) -> u64 {
+        self.server.as_ref().map_or(0, |server| server.commits())
+    }
+
     /// Returns descriptions of all unfinished work in the cluster; empty once the cluster is at rest.
     pub(crate) fn unsettled(&self) -> Vec<String> {
         let running = i32::from(State::Running);

@@ -39,6 +39,10 @@ const CALM_MS: u64 = 300_000;
 const HELD_MS: u64 = 900_000;
 /// Interval at which the simulation checks whether the cluster is at rest.
 const CALM_LOOK_MS: u64 = 5_000;
+/// Time for which the cluster stays at rest at the end, in virtual milliseconds.
+const REST_MS: u64 = 20_000;
+/// Maximum number of commits of the server in this time: work that repeats each second without a result commits more often.
+const REST_COMMITS_MAX: u64 = 10;
 /// Time without faults after which jobs that wait for files are cancelled.
 const CANCEL_MS: u64 = 30_000;
 
@@ -227,4 +231,12 @@ fn storm_and_calm(world: &mut World) {
     }
     world.check_end();
     world.check_active();
+    let commits = world.commits();
+    world.run_until(STORM_MS + calm + REST_MS);
+    let commits = world.commits() - commits;
+    // Where replicas may rot, scrubs never end.
+    assert!(
+        world.bit_rots || commits <= REST_COMMITS_MAX,
+        "the server of a cluster at rest has committed {commits} times in {REST_MS} ms"
+    );
 }

@@ -372,15 +372,8 @@ pub fn can_make_space(
     limits: TierLimits,
     at: (TierNode, i64),
 ) -> Result<bool, Fault> {
-    if to_evict(db, limits, at)? == 0 {
-        return Ok(false);
-    }
-    for state in [TierState::Staged, TierState::Waits] {
-        if !oldest(db, at.0.node, (state, 1), true)?.is_empty() {
-            return Ok(true);
-        }
-    }
-    Ok(false)
+    let any = |state| Ok::<_, Fault>(!oldest(db, at.0.node, (state, 1), true)?.is_empty());
+    Ok(to_evict(db, limits, at)? > 0 && (any(TierState::Staged)? || any(TierState::Waits)?))
 }
 
 /// Frees space on a node by evicting the oldest staged-out objects. If that is not enough, other objects become due for stage-out.

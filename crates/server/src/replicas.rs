@@ -124,7 +124,7 @@ impl Chore for MissingReplicas {
 pub(crate) struct NodesView {
     stores: Vec<u32>,
     bursts: BTreeSet<u32>,
-    sites: Vec<OnlineNode>,
+    pub(crate) sites: Vec<OnlineNode>,
 }
 
 impl NodesView {
@@ -145,7 +145,7 @@ impl NodesView {
         (nodes, now): (&NodeStates, i64),
     ) -> Result<(), Fault> {
         // Another transaction may have removed a node since this view was made.
-        let absent = absences(nodes, &self.stores, self.bursts.clone());
+        let absent = self.absences(nodes);
         match short(db, object.0, &absent) {
             Ok(short) if short.is_deleted() || short.next(&self.sites) != ReplicaStep::Enough => {}
             Ok(_) => drop(under_replicated::found(
@@ -158,20 +158,20 @@ impl NodesView {
         }
         Ok(())
     }
-}
 
-/// Returns the absent and drained nodes.
-pub(crate) fn absences(nodes: &NodeStates, stores: &[u32], bursts: BTreeSet<u32>) -> NodeAbsences {
-    let mut lost = nodes.lost();
-    lost.append(&mut nodes.removed());
-    let emptied = nodes.emptied();
-    let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
-    let places = stores.iter().filter(stays).count();
-    NodeAbsences {
-        lost,
-        emptied,
-        places,
-        bursts,
+    /// Returns the absent and drained nodes.
+    pub(crate) fn absences(&self, nodes: &NodeStates) -> NodeAbsences {
+        let mut lost = nodes.lost();
+        lost.append(&mut nodes.removed());
+        let emptied = nodes.emptied();
+        let stays = |node: &&u32| !lost.contains(node) && !emptied.contains(node);
+        let places = self.stores.iter().filter(stays).count();
+        NodeAbsences {
+            lost,
+            emptied,
+            places,
+            bursts: self.bursts.clone(),
+        }
     }
 }
 

@@ -346,12 +346,8 @@ impl Driver {
             fault.log_delay("replicas are postponed");
             Vec::new()
         });
-        let sites = self.cluster.sites();
-        let absent = replicas::absences(
-            &self.shared.nodes,
-            &self.cluster.stores(),
-            self.cluster.bursts(),
-        );
+        let view = NodesView::new(&self.cluster);
+        let absent = view.absences(&self.shared.nodes);
         let all = due.len() < replicas::VERSIONS_MAX;
         let mut settled = false;
         for object in due {
@@ -367,7 +363,7 @@ impl Driver {
             if short.stages_out_again() {
                 steps.push(PersistStep::StagesOutAgain(object));
             }
-            match self.go_on_copying(&mut short, &sites, steps, outbox) {
+            match self.go_on_copying(&mut short, &view.sites, steps, outbox) {
                 ProcessedVersion::Found(found) => {
                     steps.push(PersistStep::Replicas { object, found });
                     settled = true;

@@ -19,8 +19,9 @@ use tidemill_wire::v1::{self, State};
 
 /// Commits of a node with its status, which fall into the time of an operation and are no part of it.
 const STATUSES: u64 = 4;
-/// Time without a commit after which the cluster is at rest: longer than the periods of all background work.
-const REST: Duration = Duration::from_millis(2600);
+/// Time without a commit after which the cluster is at rest: longer than the periods of all background work, and than the 5 s after which the
+/// row of a confirmed note is deleted. A shorter time let that deletion fall into the next operation.
+const REST: Duration = Duration::from_secs(6);
 /// Maximum time until a cluster is at rest.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -59,21 +60,16 @@ fn with_backend(config: &mut NodeConfig) {
 /// Waits until nothing is committed any more, and returns the numbers of commits of the server and of each node.
 fn at_rest(cluster: &MountCluster) -> Vec<u64> {
     let begun = Instant::now();
-    let (mut last, mut since, mut flushed) = (cluster.commits(), Instant::now(), false);
-    loop {
+    let (mut last, mut since) = (cluster.commits(), Instant::now());
+    while since.elapsed() < REST {
         assert!(begun.elapsed() < PATIENCE, "the cluster is never at rest");
         std::thread::sleep(Duration::from_millis(20));
         let now = cluster.commits();
         if now != last {
-            (last, since, flushed) = (now, Instant::now(), false);
-        } else if since.elapsed() > REST {
-            if flushed {
-                return last;
-            }
-            cluster.flush();
-            (since, flushed) = (Instant::now(), true);
+            (last, since) = (now, Instant::now());
         }
     }
+    last
 }
 
 /// Returns the commits of the server and of each node that `operation` costs until the cluster is at rest again. An earlier operation of the
@@ -132,8 +128,7 @@ fn small_file_costs_few_commits() {
     if !can_mount() {
         return;
     }
-    let setup = ServerSetup(|config| config.node_timeout = Duration::from_secs(3600));
-    let mut cluster = MountCluster::start_with(setup, &[two_cores]);
+    let mut cluster = MountCluster::start_with(|_| {}, &[two_cores]);
     let mounted = cluster.mount(true);
     let commits = commits_of(&cluster, |number| write(&mounted, number));
     // The name; the seal; the deletion of the note's row. The node: the object.
@@ -149,8 +144,7 @@ fn task_costs_few_commits() {
     if !program().exists() {
         return require::skip("the example `node` of the crate `tidemill-node` is not built");
     }
-    let setup = ServerSetup(|config| config.node_timeout = Duration::from_secs(3600));
-    let mut cluster = MountCluster::start_with(setup, &[two_cores]);
+    let mut cluster = MountCluster::start_with(|_| {}, &[two_cores]);
     let mounted = cluster.mount(true);
     fs::write(mounted.join("in"), "1\n2\n").unwrap();
     let commits = commits_of(&cluster, |number| run_task(&cluster, number));
@@ -164,18 +158,17 @@ fn staged_file_costs_few_commits() {
     if !can_mount() {
         return;
     }
-    let setup = ServerSetup(|config| {
-        config.node_timeout = Duration::from_secs(3600);
+    let setup: ServerSetup = |config| {
         config.burst.after = Span::default();
         // Files leave the tier as soon as they are stored.
         (config.burst.low, config.burst.high) = (0, 0);
-    });
+    };
     let mut cluster = MountCluster::start_with(setup, &[in_burst_tier, with_backend]);
     let mounted = cluster.mount(true);
     let commits = commits_of(&cluster, |number| write(&mounted, number));
     // The name; the seal; the label to copy; the end of the copy; the request to evict; the replica's removal; the label to remove; the end
-    // of the removal. The row of the note is deleted with one of them. The burst node: the object; its hash; the label; the outcome. The
-    // other node: the label; the attempt to write; the file; the outcome.
-    assert_commits(&commits, 8, &[4, 4]);
+    // of the removal; the deletion of the note's row. The burst node: the object; its hash; the label; the outcome. The other node: the
+    // label; the attempt to write; the file; the outcome.
+    assert_commits(&commits, 9, &[4, 4]);
     mounted.unmount();
 }

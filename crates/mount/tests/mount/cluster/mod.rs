@@ -34,14 +34,7 @@ static ONE: ReentrantMutex<()> = ReentrantMutex::new(());
 pub type NodeSetup = fn(&mut tidemill_node::NodeConfig);
 
 /// Changes the settings of a server.
-#[derive(Clone, Copy)]
-pub struct ServerSetup(pub fn(&mut tidemill_server::ServeConfig));
-
-impl Default for ServerSetup {
-    fn default() -> Self {
-        Self(|_| {})
-    }
-}
+pub type ServerSetup = fn(&mut tidemill_server::ServeConfig);
 
 pub struct MountCluster {
     runtime: Runtime,
@@ -96,7 +89,7 @@ pub fn can_mount() -> bool {
 
 impl MountCluster {
     pub fn start() -> Self {
-        Self::start_with(ServerSetup::default(), &[|_| {}, |_| {}])
+        Self::start_with(|_| {}, &[|_| {}, |_| {}])
     }
 
     /// Starts a cluster whose server and nodes have settings of the test's choice, one function for each node.
@@ -154,13 +147,6 @@ impl MountCluster {
         server.chain(nodes).collect()
     }
 
-    /// Commits what waits in the nodes' databases, as the nodes themselves do with their status.
-    pub fn flush(&self) {
-        for node in self.nodes.iter().flatten() {
-            node.daemon().parts().db.flush();
-        }
-    }
-
     /// Sends a request to the server.
     pub fn ask<T>(
         &self,
@@ -195,7 +181,7 @@ impl MountCluster {
 
     pub fn start_server(&mut self) {
         let mut config = tidemill_server::ServeConfig::new(self.directory.path().join("server"));
-        (self.setup.0)(&mut config);
+        (self.setup)(&mut config);
         let runtime = Runtime::new().unwrap();
         let server = runtime.block_on(RunningServer::start(config)).unwrap();
         self.server = Some((runtime, server));

@@ -408,3 +408,35 @@ fn read(
             source,
         })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::directory::DirectoryStore;
+    use std::time::Instant;
+
+    /// The file of a sealed object vanishes from the disk before the thread has found it.
+    #[test]
+    fn recorded_object_without_file_is_not_awaited() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(DirectoryStore::open(directory.path(), None).unwrap());
+        let turn = StreamingShare::new(Arc::new(Mutex::new(ProcessorPace::new(1))), 0);
+        let pipe = directory.path().join("pipe");
+        let begun = Instant::now();
+        let ends = |recorded: bool, patience: Duration| {
+            let from = (Arc::clone(&store) as Arc<dyn Store>, ObjectId(1));
+            let turn = turn.clone();
+            let pipe = StreamingPipe::begin(from, move || recorded, None, pipe.clone(), turn);
+            let until = begun.elapsed() + patience;
+            pipe.unwrap().end(|| begun.elapsed() > until)
+        };
+        let ended = ends(true, Duration::from_secs(20));
+        assert!(
+            matches!(ended, Err(StoreError::NotFound { .. })),
+            "{ended:?}"
+        );
+        // Without a record, the writer has not begun: only an abort ends the wait.
+        let ended = ends(false, Duration::from_millis(300));
+        assert!(matches!(ended, Ok(Streamed::Abandoned)), "{ended:?}");
+    }
+}

@@ -122,8 +122,8 @@ impl Chore for MissingReplicas {
 /// Facts about the nodes from which the replicas of versions are decided.
 #[derive(Debug)]
 pub(crate) struct NodesView {
-    stores: Vec<u32>,
-    bursts: BTreeSet<u32>,
+    pub(crate) stores: Vec<u32>,
+    pub(crate) bursts: BTreeSet<u32>,
     pub(crate) sites: Vec<OnlineNode>,
 }
 

@@ -2,6 +2,8 @@
 
 use super::{NodeProperties, files, labels};
 use crate::clock;
+use crate::replicas::NodesView;
+use std::collections::BTreeSet;
 use tidemill_meta::placement::burst::{
     TierNode, can_make_space, make_space, reported, staged_out, to_evict,
 };
@@ -11,6 +13,7 @@ use tidemill_meta::transaction::Tx;
 use tidemill_meta::{Caller, Fault, Names as _, NamesRequest, SqliteNames, ids};
 use tidemill_model::id::{Inode, NodeId, ObjectId};
 use tidemill_model::label::Corrupt;
+use tidemill_model::replicas::OnlineNode;
 use tidemill_sched::burst::TierLimits;
 use tidemill_wire::v1::name_op::Op;
 use tidemill_wire::v1::{self, name_result::Result as Answer};
@@ -203,6 +206,52 @@ fn removal_of_node_schedules_versions_that_other_nodes_have() {
             .query_row(sql, [object], |row| row.get::<_, i64>(0))?)
     });
     assert_eq!(removed.unwrap(), 1);
+}
+
+/// Settles a copy that made the second of two wanted replicas, after `change`. Returns whether the version is still to be examined.
+fn is_open_after_copy(change: fn(&Tx<'_>) -> Result<(), Fault>) -> bool {
+    let mut tier = Tier::new();
+    tier.names.shared().bursts.set(BTreeSet::new());
+    let object = tier.closed(5);
+    tier.sql(format!(
+        "UPDATE version SET replicas = 2 WHERE object = {object};
+         INSERT INTO replica(object, node, state, size, since) VALUES ({object}, 4, 2, 5, 0);
+         INSERT OR REPLACE INTO short VALUES ({object}, 1, 0)"
+    ));
+    let site = |node: u32| OnlineNode {
+        node: NodeId(node),
+        host: node.to_string(),
+        free_bytes: 1 << 40,
+        takes: true,
+        memory: false,
+        burst: false,
+        backend: false,
+    };
+    let view = NodesView {
+        stores: vec![3, 4, 5],
+        bursts: BTreeSet::new(),
+        sites: [3, 4, 5].map(site).into(),
+    };
+    let open = tier.write(move |tx| {
+        change(tx)?;
+        view.settle(tx.db, ObjectId(object), (&tx.shared.nodes, tx.now))?;
+        let sql = "SELECT count(*) FROM short";
+        Ok(tx.db.raw().query_row(sql, [], |row| row.get::<_, u32>(0))?)
+    });
+    open.unwrap() == 1
+}
+
+#[test]
+fn end_of_copy_is_decided_from_nodes_of_its_transaction() {
+    assert!(!is_open_after_copy(|_| Ok(())));
+    // The view that was made before still shows the node.
+    assert!(is_open_after_copy(|tx| {
+        nodes::remove(tx.db, tx.shared, 3, tx.now)
+    }));
+    assert!(is_open_after_copy(|tx| {
+        let corrupt = "UPDATE replica SET state = 3 WHERE node = 4";
+        Ok(tx.db.raw().execute_batch(corrupt)?)
+    }));
 }
 
 #[test]

@@ -52,8 +52,15 @@ class Process:
             self.child = subprocess.Popen(self.command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
 
     def kill(self, how=signal.SIGKILL):
+        """Ends the process. Returns whether it ended by itself in time."""
         self.child.send_signal(how)
-        self.child.wait()
+        try:
+            self.child.wait(SETTLE_S)
+            return True
+        except subprocess.TimeoutExpired:
+            self.child.kill()
+            self.child.wait()
+            return False
 
 
 class Cluster:
@@ -408,7 +415,8 @@ def fault(cluster, rng, kinds, victims):
     else:
         mounts = {name for name, mount in cluster.mounts.items() if mount is victim}
         cluster.bare |= mounts
-        victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL)
+        if not victim.kill(signal.SIGTERM if kind == "restart" else signal.SIGKILL):
+            raise SystemExit(f"faults: {victim.name} did not stop within {SETTLE_S} s; logs in {cluster.work}")
         for name in mounts:
             cluster.detach(name)
         time.sleep(offline)

@@ -17,9 +17,8 @@ use std::fs::{File, OpenOptions, Permissions};
 use std::io::{ErrorKind, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _, chown};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, LazyLock};
 use std::thread::{JoinHandle, sleep, spawn};
 use std::time::{Duration, Instant};
 use tidemill_model::id::ObjectId;
@@ -241,6 +240,10 @@ impl Streamer {
                 // The pipe must be opened in any case: its reader waits for that.
                 return Ok(Streamed::Abandoned);
             }
+            // Before the file is looked for: the node itself may wait for a writer of the pipe, where no cancellation ends the wait.
+            if matches!(self.out, PipeOutput::Closed) {
+                self.out = self.open().map_or(PipeOutput::Closed, PipeOutput::Open);
+            }
             let Some((size, sealed)) = self.look()? else {
                 sleep(PERIOD);
                 continue;
@@ -305,11 +308,6 @@ impl Streamer {
 
     /// Delivers some of the available bytes to the pipe. Returns whether bytes were available.
     fn deliver(&mut self, size: u64) -> Result<bool, StoreError> {
-        if matches!(self.out, PipeOutput::Closed)
-            && let Some(pipe) = self.open()
-        {
-            self.out = PipeOutput::Open(pipe);
-        }
         if !matches!(self.out, PipeOutput::Open(_)) {
             return Ok(false);
         }
@@ -438,5 +436,23 @@ mod tests {
         // Without a record, the writer has not begun: only an abort ends the wait.
         let ended = ends(false, Duration::from_millis(300));
         assert!(matches!(ended, Ok(Streamed::Abandoned)), "{ended:?}");
+    }
+
+    /// The writer never begins. The node opens the pipe before it starts the kernel, and no cancellation reaches it there.
+    #[test]
+    fn pipe_opens_before_writer_begins() {
+        let directory = tempfile::tempdir().unwrap();
+        let store = Arc::new(DirectoryStore::open(directory.path(), None).unwrap());
+        let turn = StreamingShare::new(Arc::new(Mutex::new(ProcessorPace::new(1))), 0);
+        let path = directory.path().join("pipe");
+        let from = (store as Arc<dyn Store>, ObjectId(1));
+        let pipe = StreamingPipe::begin(from, || false, None, path.clone(), turn).unwrap();
+        let reader = spawn(move || File::open(path));
+        let begun = Instant::now();
+        while !reader.is_finished() && begun.elapsed() < Duration::from_secs(20) {
+            sleep(PERIOD);
+        }
+        assert!(reader.is_finished(), "the reader still waits for a writer");
+        assert_eq!(pipe.end(|| true).unwrap(), Streamed::Abandoned);
     }
 }

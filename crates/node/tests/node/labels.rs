@@ -200,6 +200,25 @@ async fn labels_can_be_aborted_before_and_during_run() {
     node.stop().await;
 }
 
+/// The input's writer never begins, so the kernel gets no byte: neither an abort nor the end of the node waits for the writer.
+#[tokio::test(flavor = "multi_thread")]
+async fn label_ends_although_writer_of_its_input_never_begins() {
+    let (_directory, _server, node, mut connection) = node().await;
+    let waits = |id: u64| {
+        let mut label = program_label(id, "cat", &[]).input("in", 70 + id, 1);
+        analyse(&mut label).inputs[0].streaming = true;
+        let out = format!("out{id}");
+        label.stdin("in").output(&out, 80 + id).stdout(&out)
+    };
+    connection.labels(&[waits(1), waits(2)]);
+    connection.running(1).await;
+    connection.running(2).await;
+    connection.abort(1);
+    let ended = connection.finished(1).await;
+    assert_eq!(failure(&ended).kind, "cancelled");
+    soon(node.stop()).await;
+}
+
 fn needing(mut label: v1::Label, cores: u32, gpus: u64) -> v1::Label {
     let analysis = analyse(&mut label);
     analysis.cores = Some(cores);

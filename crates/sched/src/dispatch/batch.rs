@@ -38,9 +38,14 @@ impl Dispatcher {
         }
         let stores = self.nodes.stores().len();
         let most = most.min(CANDIDATES_MAX / stores.max(1)).max(2);
-        let members = self.lines.get(&line).into_iter().flatten();
-        let members = members.map(|&(_, id)| id).take(most);
-        let mut tasks: Vec<TaskId> = members.take_while(|&id| policy(id) == Some(name)).collect();
+        let members = self.lines.get(&line);
+        let members = members
+            .into_iter()
+            .flat_map(|line| line.in_turn(&self.turns));
+        let members = members
+            .take(most)
+            .take_while(|&id| policy(id) == Some(name));
+        let mut tasks: Vec<TaskId> = members.collect();
         self.nodes.renew(turn.now);
         let mut slots = 0;
         for id in self.nodes.open().iter() {

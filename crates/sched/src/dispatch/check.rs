@@ -145,9 +145,9 @@ impl Dispatcher {
                 "{line:?} is kept empty"
             );
             standing += members.len();
-            for (_, id) in members {
+            for id in members.iter() {
                 assert_eq!(
-                    self.task(*id).line,
+                    self.task(id).line,
                     Some(*line),
                     "{id:?} stands in two lines"
                 );
@@ -156,9 +156,7 @@ impl Dispatcher {
                 ReadyQueue::Fresh => !members.is_empty(),
                 ReadyQueue::Any(_) => false,
                 // No node that can run these tasks is online.
-                ReadyQueue::Barred(class) => {
-                    members.iter().any(|(_, id)| self.could_run(*class, *id))
-                }
+                ReadyQueue::Barred(class) => members.iter().any(|id| self.could_run(*class, id)),
                 ReadyQueue::Pinned(id) => self
                     .nodes
                     .get(id)

@@ -6,10 +6,11 @@
 //! core.
 
 use super::nodes::Nodes;
+use super::turns::Line;
 use super::{Dispatcher, ReadyQueue, Turn};
 use std::collections::{BTreeMap, BTreeSet};
 use tidemill_model::event::{Role, TaskState};
-use tidemill_model::id::{JobId, NodeId, TaskId};
+use tidemill_model::id::{NodeId, TaskId};
 use tidemill_model::label::{Failure, FailureKind};
 use tidemill_model::resources::{Needs, Offers, TaskRequirements};
 
@@ -277,9 +278,9 @@ impl Dispatcher {
             }
         }
         for line in [ReadyQueue::At(id), ReadyQueue::Pinned(id)] {
-            let members = self.lines.get(&line).into_iter().flatten();
+            let members = self.lines.get(&line).into_iter().flat_map(Line::iter);
             let classes: BTreeSet<ClassNumber> =
-                members.map(|&(_, task)| self.task(task).class).collect();
+                members.map(|task| self.task(task).class).collect();
             let barring = classes
                 .into_iter()
                 .filter(|&class| self.is_barred(class, id));
@@ -292,11 +293,11 @@ impl Dispatcher {
     }
 
     /// Schedules the tasks of a ready queue that `wanted` selects to be placed again.
-    fn freshen(&mut self, line: ReadyQueue, wanted: impl Fn(ClassNumber) -> bool) {
-        let members = self.lines.get(&line).into_iter().flatten();
-        let members = members.filter(|(_, task)| wanted(self.task(*task).class));
-        let members: Vec<(JobId, TaskId)> = members.copied().collect();
-        for (_, task) in members {
+    pub(super) fn freshen(&mut self, line: ReadyQueue, wanted: impl Fn(ClassNumber) -> bool) {
+        let members = self.lines.get(&line).into_iter().flat_map(Line::iter);
+        let members = members.filter(|&task| wanted(self.task(task).class));
+        let members: Vec<TaskId> = members.collect();
+        for task in members {
             self.join_line(ReadyQueue::Fresh, task);
         }
     }

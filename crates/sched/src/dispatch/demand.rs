@@ -3,9 +3,10 @@
 use super::class::ClassNumber;
 use super::node::{Presence, expected_run};
 use super::task::is_end;
+use super::turns::Line;
 use super::{Dispatcher, EXPECTED_MAX, ReadyQueue, UNKNOWN_RUN};
 use std::collections::BTreeSet;
-use tidemill_model::id::{JobId, NodeId, TaskId};
+use tidemill_model::id::{NodeId, TaskId};
 use tidemill_model::layout::Selection;
 use tidemill_model::object::Placed;
 use tidemill_model::time::{Span, Time};
@@ -44,7 +45,7 @@ impl Dispatcher {
         }
         for (line, tasks) in &self.lines {
             self.demand_space(*line, tasks, &mut demand);
-            for &(_, task) in tasks {
+            for task in tasks.iter() {
                 work = work.saturating_add(self.expected_of_ready(task));
                 demand.wanted.extend(self.task(task).spec.node);
             }
@@ -81,19 +82,11 @@ impl Dispatcher {
     }
 
     /// Adds the suspended nodes that could run the tasks of a ready queue: one of these nodes is wanted if no online node can run them.
-    fn demand_space(
-        &self,
-        line: ReadyQueue,
-        tasks: &BTreeSet<(JobId, TaskId)>,
-        demand: &mut Demand,
-    ) {
+    fn demand_space(&self, line: ReadyQueue, tasks: &Line, demand: &mut Demand) {
         let classes: BTreeSet<ClassNumber> = match line {
             ReadyQueue::Any(class) | ReadyQueue::Barred(class) => [class].into(),
             // The policy chose an online node whose queue is full.
-            ReadyQueue::At(_) => tasks
-                .iter()
-                .map(|&(_, task)| self.task(task).class)
-                .collect(),
+            ReadyQueue::At(_) => tasks.iter().map(|task| self.task(task).class).collect(),
             ReadyQueue::Fresh | ReadyQueue::Pinned(_) => return,
         };
         for class in classes {

@@ -6,6 +6,7 @@
 
 use super::small_map::SmallMap;
 use super::task::is_end;
+use super::turns::Line;
 use super::{Dispatcher, LOSSES_MAX, Presence, Turn};
 use std::collections::BTreeSet;
 use std::ops::RangeFrom;
@@ -434,7 +435,7 @@ impl Dispatcher {
             }
             return;
         }
-        let ready = self.lines.values().flatten().map(|&(_, task)| task);
+        let ready = self.lines.values().flat_map(Line::iter);
         let ready = ready.filter(|&task| {
             let mut inputs = self.task(task).ready_inputs.iter();
             inputs.any(|placed| {

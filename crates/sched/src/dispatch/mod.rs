@@ -5,7 +5,7 @@
 //! second, `outcome` for the last). A task whose dependency failed permanently is cancelled; the rest of the job continues as far as
 //! possible.
 //!
-//! **Order.** Ready tasks are placed first come, first served by (job, task). A task may be impossible to place because the node that its
+//! **Order.** Ready tasks are placed in turn for each user, and first come, first served by (job, task) for one user (see `turns`). A task may be impossible to place because the node that its
 //! policy chose has no capacity, or because no node has the resources that the task needs. Such a task does not hold up later tasks.
 //!
 //! **A task is placed only where it can run**: on nodes that offer the resources that the task needs and have its programs (see `class`).
@@ -47,6 +47,7 @@ mod small_map;
 mod speed;
 mod table;
 mod task;
+mod turns;
 
 pub use class::ASIDE;
 pub use demand::Demand;
@@ -71,6 +72,7 @@ use tidemill_model::event::{Action, Event, IdSource, JobState, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_model::label::{Failure, Label};
 use tidemill_model::time::{Span, Time};
+use turns::{Line, Turns, User};
 
 /// Number of labels per core that a node always gets.
 pub const QUEUE_FACTOR: usize = 4;
@@ -155,7 +157,8 @@ pub struct Dispatcher {
     classes: Classes,
     replicas: Replicas,
     /// Ready tasks by the queue in which they wait.
-    lines: BTreeMap<ReadyQueue, BTreeSet<(JobId, TaskId)>>,
+    lines: BTreeMap<ReadyQueue, Line>,
+    turns: Turns,
     /// Tasks that wait for a file, by the file's path.
     awaited: BTreeMap<String, BTreeSet<TaskId>>,
     /// Tasks that wait for an offline node.
@@ -214,6 +217,7 @@ impl Dispatcher {
             classes: Classes::default(),
             replicas: Replicas::default(),
             lines: BTreeMap::new(),
+            turns: Turns::default(),
             awaited: BTreeMap::new(),
             stranded: BTreeSet::new(),
             redone: BTreeSet::new(),
@@ -394,9 +398,15 @@ impl Dispatcher {
         }
     }
 
-    fn leave_line(&mut self, line: ReadyQueue, key: (JobId, TaskId)) {
+    fn owner_of(&self, id: TaskId) -> User {
+        let job = self.jobs.get(&self.task(id).job);
+        job.map_or(0, |job| job.owner.uid)
+    }
+
+    fn leave_line(&mut self, line: ReadyQueue, (job, task): (JobId, TaskId)) {
+        let user = self.owner_of(task);
         if let Some(members) = self.lines.get_mut(&line) {
-            members.remove(&key);
+            members.remove(user, job, task);
             // Most events fill this line again.
             if members.is_empty() && line != ReadyQueue::Fresh {
                 self.lines.remove(&line);
@@ -411,7 +421,9 @@ impl Dispatcher {
         if let Some(old) = task.line.replace(line) {
             self.leave_line(old, key);
         }
-        self.lines.entry(line).or_default().insert(key);
+        let user = self.owner_of(id);
+        let members = self.lines.entry(line).or_default();
+        members.insert(user, key.0, id);
     }
 
     /// Reports the jobs that ended with the current event.

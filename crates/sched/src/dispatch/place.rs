@@ -86,6 +86,8 @@ impl Dispatcher {
         let mut full: BTreeSet<ClassNumber> = BTreeSet::new();
         let mut passed: BTreeMap<NodeId, usize> = BTreeMap::new();
         while let Some((line, id)) = self.next_ready(&full, &passed) {
+            let user = self.owner_of(id);
+            self.turns.on_turn(user);
             if !self.can_issue(id) {
                 // Nodes that were marked as touched stay marked: the next event continues here.
                 return;
@@ -129,7 +131,7 @@ impl Dispatcher {
         self.place_together(&batch, turn)
     }
 
-    /// Returns the first ready task, by (job, task), for which something has changed. `full` contains the classes for which a request found
+    /// Returns the ready task whose turn is next and for which something has changed. `full` contains the classes for which a request found
     /// no capacity; `passed` counts the failed requests per node.
     fn next_ready(
         &mut self,
@@ -154,7 +156,7 @@ impl Dispatcher {
         std::iter::once(ReadyQueue::Fresh)
             .chain(open_any)
             .chain(per_node)
-            .filter_map(|line| Some((*self.lines.get(&line)?.first()?, line)))
+            .filter_map(|line| Some((self.lines.get(&line)?.first(&self.turns)?, line)))
             .min()
             .map(|((_, id), line)| (line, id))
     }
@@ -204,7 +206,7 @@ impl Dispatcher {
             .range(ReadyQueue::At(NodeId(0))..=ReadyQueue::At(NodeId(u32::MAX)));
         let heads: Vec<TaskId> = lines
             .filter(|(line, _)| !matches!(line, ReadyQueue::At(id) if self.idle.contains(id)))
-            .filter_map(|(_, members)| Some(members.first()?.1))
+            .filter_map(|(_, members)| Some(members.first(&self.turns)?.1))
             .filter(|&id| self.task(id).asked < self.news)
             .take(IDLE_ASKS_MAX)
             .collect();
@@ -483,6 +485,8 @@ impl Dispatcher {
             .outputs;
         let ids = outputs.iter().map(|output| directory::ids(&output.name));
         let objects = ids.map(|count| self.ids.objects(count)).collect();
+        let user = self.owner_of(id);
+        self.turns.on_sent(user);
         let task = self.task_mut(id);
         task.current = Some(label);
         task.tries += 1;

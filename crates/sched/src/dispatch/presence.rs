@@ -4,6 +4,7 @@
 use super::node::Presence;
 use super::outcome::discard;
 use super::small_map::SmallMap;
+use super::turns::Line;
 use super::{Dispatcher, LOSSES_MAX, ReadyQueue, Turn};
 use tidemill_model::event::{Action, NodeView, TaskState};
 use tidemill_model::id::{LabelId, NodeId, TaskId};
@@ -106,27 +107,15 @@ impl Dispatcher {
     /// Decides the next state of tasks that depend on a node which is no longer online: tasks that were revoked, tasks with inputs on the
     /// node, and tasks that waited for the node.
     fn look_again(&mut self, id: NodeId, back: Vec<TaskId>, turn: &mut Turn<'_>) {
-        let unready = self
-            .lines
-            .values()
-            .flatten()
-            .map(|&(_, task)| task)
-            .filter(|&task| {
-                let inputs = 0..self.task(task).spec.inputs.len();
-                inputs
-                    .filter_map(|index| Some((self.input(task, index)?, index)))
-                    .any(|(placed, index)| self.is_on(placed, self.selection(task, index), id))
-            });
+        let unready = self.lines.values().flat_map(Line::iter).filter(|&task| {
+            let inputs = 0..self.task(task).spec.inputs.len();
+            inputs
+                .filter_map(|index| Some((self.input(task, index)?, index)))
+                .any(|(placed, index)| self.is_on(placed, self.selection(task, index), id))
+        });
         let unready: Vec<TaskId> = unready.collect();
         let stranded = std::mem::take(&mut self.stranded);
-        for (_, task) in self
-            .lines
-            .get(&ReadyQueue::At(id))
-            .cloned()
-            .unwrap_or_default()
-        {
-            self.join_line(ReadyQueue::Fresh, task);
-        }
+        self.freshen(ReadyQueue::At(id), |_| true);
         for task in back.into_iter().chain(unready).chain(stranded) {
             if self.tasks.contains_key(&task) {
                 self.settle(task, turn);

@@ -1,8 +1,9 @@
 //! Queries of the dispatcher's state for status pages and for the driver. Queries change nothing.
 
+use super::turns::Line;
 use super::{Dispatcher, ReadyQueue};
 use crate::policy;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use tidemill_model::event::{JobState, NodeView, Role, TaskState};
 use tidemill_model::id::{JobId, LabelId, NodeId, ObjectId, TaskId};
 use tidemill_model::label::Owner;
@@ -155,7 +156,7 @@ impl Dispatcher {
     /// Returns the number of ready tasks that wait for a place in the queue of a node.
     fn waiting_for(&self, id: NodeId) -> usize {
         let lines = [ReadyQueue::At(id), ReadyQueue::Pinned(id)].map(|line| self.lines.get(&line));
-        lines.into_iter().flatten().map(BTreeSet::len).sum()
+        lines.into_iter().flatten().map(Line::len).sum()
     }
 
     /// Returns the loads of online nodes. A task that waits in the dispatcher counts with the mean expected time of the sent tasks.

@@ -150,7 +150,7 @@ fn decide(policy: &str, nodes: u32) -> f64 {
     }
     let ready = dispatcher.lines.iter();
     let ready = ready.filter(|(line, _)| !matches!(line, ReadyQueue::Pinned(_)));
-    let tasks: Vec<TaskId> = ready.flat_map(|(_, all)| all).map(|(_, id)| *id).collect();
+    let tasks: Vec<TaskId> = ready.flat_map(|(_, all)| all.iter()).collect();
     let most = dispatcher.policies[policy].batch_max();
     let outstanding = 4 * nodes as usize;
     let mut sent: VecDeque<(NodeId, LabelId)> = VecDeque::new();

@@ -1284,6 +1284,58 @@ fn jobs_are_served_in_order_of_their_ids() {
     );
 }
 
+/// One user's ten tasks wait for no more than one task of another user's backlog each, for every policy and number of nodes.
+#[test]
+fn users_take_turns() {
+    for policy in [
+        "min-wait",
+        "round-robin",
+        "random",
+        "input-locality",
+        "minmax",
+    ] {
+        for nodes in [1, 3] {
+            let mut world = cluster(nodes);
+            let of = |uid: u32, id: u64, tasks: std::ops::Range<u64>| {
+                let tasks = tasks.map(|id| task(id, "a", vec![])).collect();
+                let mut job = job(id, policy, tasks);
+                job.owner.uid = uid;
+                job
+            };
+            world.submit(of(1, 1, 1000..3000));
+            let sent = |world: &DispatchWorld, tasks: std::ops::Range<u64>| {
+                tasks.filter(|&task| world.sent(task).is_some()).count()
+            };
+            let mut running = std::collections::VecDeque::new();
+            let mut seen = std::collections::BTreeSet::new();
+            let mut finish = |world: &mut DispatchWorld| {
+                for task in (1000..3000).chain(5000..5010) {
+                    if world.sent(task).is_some() && seen.insert(task) {
+                        running.push_back(task);
+                    }
+                }
+                world.finish(running.pop_front().unwrap(), Ok(1));
+            };
+            for _ in 0..100 {
+                finish(&mut world);
+            }
+            let before = sent(&world, 1000..3000);
+            world.submit(of(2, 2, 5000..5010));
+            let mut ends = 0;
+            while sent(&world, 5000..5010) < 10 {
+                finish(&mut world);
+                ends += 1;
+                assert!(ends <= 40, "{policy} on {nodes} nodes: {ends} tasks ended");
+            }
+            let others = sent(&world, 1000..3000) - before;
+            assert!(
+                others <= 20,
+                "{policy} on {nodes} nodes: {others} tasks went first"
+            );
+        }
+    }
+}
+
 #[test]
 fn task_is_sent_only_to_node_that_has_its_program() {
     let mut world = cluster(2);

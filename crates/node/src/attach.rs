@@ -230,6 +230,6 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
         }
         Message::Notes(notes) => on_notes(daemon, notes),
         Message::Revoke(revoke) => daemon.revoked.on_revoke(&revoke, now().0),
-        Message::Peers(peers) => daemon.parts().fetcher.set_peers(peers.nodes),
+        Message::Peers(peers) => daemon.parts().fetcher.set_peers(peers),
     }
 }

@@ -254,8 +254,8 @@ impl Fetcher {
         *self.objects.lock() = Objects::new(Some(trust));
     }
 
-    /// Sets the addresses of other nodes.
-    pub fn set_peers(&self, nodes: Vec<v1::Node>) {
+    /// Changes the known addresses of other nodes.
+    pub fn set_peers(&self, changes: v1::Peers) {
         let peer = |node: v1::Node| {
             let peer = PeerNode {
                 url: node.url.into(),
@@ -264,7 +264,14 @@ impl Fetcher {
             };
             (NodeId(node.node), peer)
         };
-        *self.peers.lock() = nodes.into_iter().map(peer).collect();
+        let mut peers = self.peers.lock();
+        if changes.whole {
+            peers.clear();
+        }
+        for node in changes.offline {
+            peers.remove(&NodeId(node));
+        }
+        peers.extend(changes.nodes.into_iter().map(peer));
     }
 
     /// Returns the runtime for requests of this node to other nodes.

@@ -4,6 +4,7 @@
 //! and does not decide where work runs. Next: `server/src/jobs`, which receives each `DriverReport`.
 
 pub(crate) mod conditions;
+mod peers;
 pub(crate) mod revocations;
 pub(crate) mod suspended_connections;
 
@@ -13,8 +14,9 @@ use crate::jobs::DriverMessage;
 use crate::migrations::NodeProperties;
 use crate::notes::NotedChanges;
 use parking_lot::Mutex;
+use peers::{AddressChanges, KnownAddresses};
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
@@ -24,7 +26,7 @@ use tidemill_meta::commit::Database;
 use tidemill_meta::placement::burst::TierNode;
 use tidemill_meta::placement::{burst, corruption, energy, nodes};
 use tidemill_meta::shared::{NamesShared, Spaces};
-use tidemill_meta::wakes::{FILLED, NODES};
+use tidemill_meta::wakes::FILLED;
 use tidemill_meta::{Changed, Connection, Fault, SqliteNames};
 use tidemill_model::id::NodeId;
 use tidemill_model::label::Owner;
@@ -53,6 +55,8 @@ const MEMORY: &str = "memory";
 
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
+/// Time for which the first change of a node's free space waits for others.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before the server retries storing a node's properties.
 const STORE_PAUSE: Duration = Duration::from_secs(1);
 
@@ -117,6 +121,8 @@ struct NodeSlot {
 #[derive(Debug)]
 struct NodeConnection {
     outbox: mpsc::Sender<v1::ToNode>,
+    /// Addresses of other nodes that were sent.
+    known: KnownAddresses,
     /// Signal that ends the node's stream.
     end: watch::Sender<bool>,
 }
@@ -139,9 +145,9 @@ pub(crate) struct Cluster {
     probes: Mutex<BTreeMap<u64, oneshot::Sender<v1::Probed>>>,
     /// Held while a node measures its processor share, so that only one probe runs at a time.
     probing: tokio::sync::Mutex<()>,
-    /// Lock held from reading which nodes are up until all nodes are notified, so that no node receives an older list of nodes after a
-    /// newer list.
-    telling: Mutex<()>,
+    addresses: Mutex<AddressChanges>,
+    /// Whether a task will report the free space of the nodes to the namespace.
+    refreshing: AtomicBool,
     noted: NotedChanges,
     /// Processes that stay connected for suspended nodes and wait for a resume message.
     keepers: Mutex<BTreeMap<u32, (u64, NodeConnection)>>,
@@ -172,6 +178,24 @@ impl NodeSlot {
 
     fn is_burst(&self) -> bool {
         self.status.tier == BURST
+    }
+
+    /// Sends a message to the node. Returns `false` if the node is offline.
+    fn send(&self, message: To) -> bool {
+        let Some(connection) = &self.connection else {
+            return false;
+        };
+        let message = Some(message);
+        match connection.outbox.try_send(v1::ToNode { message }) {
+            Ok(()) => true,
+            Err(mpsc::error::TrySendError::Full(_)) => {
+                let node = self.status.node;
+                tracing::warn!(node, "a node reads too slowly; its connection is closed");
+                let _ = connection.end.send(true);
+                false
+            }
+            Err(mpsc::error::TrySendError::Closed(_)) => false,
+        }
     }
 
     /// Returns a readable description of the problem with this node, or `None` if the node has no problem.
@@ -236,7 +260,8 @@ impl Cluster {
             questions: Mutex::default(),
             probes: Mutex::default(),
             probing: tokio::sync::Mutex::default(),
-            telling: Mutex::default(),
+            addresses: Mutex::default(),
+            refreshing: AtomicBool::new(false),
             noted: NotedChanges::new(names.shared().wakes.clone()),
             keepers: Mutex::default(),
             refused: Mutex::default(),
@@ -394,7 +419,7 @@ impl Cluster {
         tracing::info!(node, "a node is removed from the cluster");
         self.report(DriverReport::Removed { node });
         self.refresh();
-        self.tell_peers();
+        self.tell_peers(node);
     }
 
     /// Returns the nodes that were offline for at least `longer_than`. Suspended nodes are not included.
@@ -485,24 +510,8 @@ impl Cluster {
     /// Sends a message to a node. Returns `false` if the node is offline. When a node reconnects, the driver sends the content of lost
     /// messages again.
     pub(crate) fn send(&self, node: u32, message: To) -> bool {
-        let mut slots = self.slots.lock();
-        let Some(slot) = slots.get_mut(&node) else {
-            return false;
-        };
-        let Some(connection) = &slot.connection else {
-            return false;
-        };
-        match connection.outbox.try_send(v1::ToNode {
-            message: Some(message),
-        }) {
-            Ok(()) => true,
-            Err(mpsc::error::TrySendError::Full(_)) => {
-                tracing::warn!(node, "a node reads too slowly; its connection is closed");
-                let _ = connection.end.send(true);
-                false
-            }
-            Err(mpsc::error::TrySendError::Closed(_)) => false,
-        }
+        let slots = self.slots.lock();
+        slots.get(&node).is_some_and(|slot| slot.send(message))
     }
 
     /// Admits a node to the cluster, from the `Hello` message at the start of the node's stream.
@@ -539,7 +548,8 @@ impl Cluster {
             let _ = outbox.try_send(v1::ToNode {
                 message: Some(To::Welcome(welcome)),
             });
-            let connection = Some(NodeConnection { outbox, end });
+            let known = KnownAddresses::default();
+            let connection = Some(NodeConnection { outbox, known, end });
             slots.insert(
                 id,
                 NodeSlot {
@@ -560,11 +570,12 @@ impl Cluster {
         self.refresh();
         self.dismiss(id);
         self.store_properties(&node, epoch);
+        // Before the driver sends labels that name the node.
+        self.tell_peers(id);
         self.report(DriverReport::Up {
             node,
             labels: hello.labels,
         });
-        self.tell_peers();
         Ok((id, epoch, ended))
     }
 
@@ -620,7 +631,7 @@ impl Cluster {
     }
 
     /// Handles a message from a node.
-    pub(crate) fn on_message(&self, node: u32, epoch: u64, message: From) {
+    pub(crate) fn on_message(self: &Arc<Self>, node: u32, epoch: u64, message: From) {
         self.hear(node, epoch);
         match message {
             From::Hello(_) => tracing::warn!(node, "a second greeting on one connection"),
@@ -637,7 +648,7 @@ impl Cluster {
                 if status.tier == BURST {
                     self.shared.wakes.wake(FILLED);
                 }
-                self.refresh();
+                self.refresh_soon();
                 self.report(DriverReport::Status { node: status });
             }
             From::Standing(standing) => self.on_load_update(node, epoch, &standing),
@@ -684,7 +695,7 @@ impl Cluster {
     }
 
     /// Updates the frequently changing values of a node's status: running and queued labels, free space, transferred bytes and load.
-    fn on_load_update(&self, node: u32, epoch: u64, standing: &v1::Standing) {
+    fn on_load_update(self: &Arc<Self>, node: u32, epoch: u64, standing: &v1::Standing) {
         let status = {
             let mut slots = self.slots.lock();
             let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
@@ -702,7 +713,7 @@ impl Cluster {
             status.load_milli = standing.load_milli;
             status.clone()
         };
-        self.refresh();
+        self.refresh_soon();
         self.report(DriverReport::Status { node: status });
     }
 
@@ -736,7 +747,7 @@ impl Cluster {
         self.shared.suspensions.on(node, SuspendEvent::Left);
         tracing::info!(node, "node is offline");
         self.refresh();
-        self.tell_peers();
+        self.tell_peers(node);
         self.lose_if_offline(node, epoch);
     }
 
@@ -815,6 +826,19 @@ impl Cluster {
         self.shared.spaces()
     }
 
+    /// Reports the free space of the nodes to the namespace within `REFRESH_PAUSE`, once for many changes.
+    fn refresh_soon(self: &Arc<Self>) {
+        if self.refreshing.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let cluster = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(REFRESH_PAUSE).await;
+            cluster.refreshing.store(false, Ordering::Release);
+            cluster.refresh();
+        });
+    }
+
     /// Reports the free space of the nodes to the namespace.
     pub(crate) fn refresh(&self) {
         let known = self.slots.lock();
@@ -877,21 +901,6 @@ impl Cluster {
             burst: slot.is_burst(),
             backend: status.backend.is_some(),
         })
-    }
-
-    /// Sends the addresses of all nodes to every node that is up, because a node was added or lost.
-    pub(crate) fn tell_peers(&self) {
-        self.shared.wakes.wake(NODES);
-        let _turn = self.telling.lock();
-        let nodes: Vec<_> = self.nodes().into_iter().filter(|node| node.up).collect();
-        for id in self.up() {
-            self.send(
-                id,
-                To::Peers(v1::Peers {
-                    nodes: nodes.clone(),
-                }),
-            );
-        }
     }
 
     /// Asks the nodes that are up which of these programs are installed there. Returns the programs of each node that answers in time.
@@ -1008,6 +1017,14 @@ mod tests {
     const ROUNDS: usize = 50;
 
     fn cluster(directory: &std::path::Path) -> Arc<Cluster> {
+        // Messages to the driver wait for no receiver.
+        cluster_that_reports(directory, std::sync::mpsc::channel().0)
+    }
+
+    fn cluster_that_reports(
+        directory: &std::path::Path,
+        reports: std::sync::mpsc::Sender<DriverMessage>,
+    ) -> Arc<Cluster> {
         let names = SqliteNames::open(&directory.join("server.db"), (0, 0)).unwrap();
         let settings = ClusterSettings {
             cluster_id: 1,
@@ -1016,8 +1033,7 @@ mod tests {
             tls: false,
             ca: Arc::new(Ca::open(&directory.join("ca")).unwrap()),
         };
-        // Messages to the driver wait for no receiver.
-        Arc::new(Cluster::new(&names, settings, std::sync::mpsc::channel().0).unwrap())
+        Arc::new(Cluster::new(&names, settings, reports).unwrap())
     }
 
     fn hello(node: u32) -> v1::Hello {
@@ -1032,15 +1048,45 @@ mod tests {
         }
     }
 
-    /// Returns the peers that the receiver knows after it has read all of these messages.
-    fn known(receiver: &mut mpsc::Receiver<v1::ToNode>) -> Vec<u32> {
-        let mut known = Vec::new();
-        while let Ok(message) = receiver.try_recv() {
-            if let Some(To::Peers(peers)) = message.message {
-                known = peers.nodes.iter().map(|peer| peer.node).collect();
+    /// A connected node: its number, epoch and messages, and the nodes whose addresses it knows.
+    struct ConnectedNode {
+        node: u32,
+        epoch: u64,
+        messages: mpsc::Receiver<v1::ToNode>,
+        _ended: watch::Receiver<bool>,
+        known: BTreeSet<u32>,
+    }
+
+    impl ConnectedNode {
+        fn join(cluster: &Arc<Cluster>, node: u32) -> Self {
+            let (outbox, messages) = outbox();
+            let (_, epoch, _ended) = cluster.join(hello(node), outbox).unwrap();
+            let known = BTreeSet::new();
+            Self {
+                node,
+                epoch,
+                messages,
+                _ended,
+                known,
             }
         }
-        known
+
+        /// Reads all messages, as the node does. Returns the number of lists of addresses and of addresses in them.
+        fn read(&mut self, cluster: &Cluster) -> (usize, usize) {
+            let mut read = (0, 0);
+            while let Ok(mut message) = self.messages.try_recv() {
+                cluster.complete_message(self.node, self.epoch, &mut message);
+                if let Some(To::Peers(peers)) = message.message {
+                    read = (read.0 + 1, read.1 + peers.nodes.len() + peers.offline.len());
+                    if peers.whole {
+                        self.known.clear();
+                    }
+                    self.known.extend(peers.nodes.iter().map(|peer| peer.node));
+                    self.known.retain(|node| !peers.offline.contains(node));
+                }
+            }
+            read
+        }
     }
 
     #[test]
@@ -1054,20 +1100,74 @@ mod tests {
             let start = Barrier::new(all.len());
             let come = |&node: &u32| {
                 let _entered = runtime.enter();
-                let (outbox, receiver) = outbox();
                 start.wait();
-                let (_, _, ended) = cluster.join(hello(node), outbox).unwrap();
-                (receiver, ended)
+                ConnectedNode::join(&cluster, node)
             };
             let here: Vec<_> = std::thread::scope(|scope| {
                 let threads = all.iter().map(|node| scope.spawn(move || come(node)));
                 let threads: Vec<_> = threads.collect();
                 threads.into_iter().map(|one| one.join().unwrap()).collect()
             });
-            for (node, (mut receiver, _)) in here.into_iter().enumerate() {
-                assert_eq!(known(&mut receiver), all, "round {round}, node {node}");
+            for mut node in here {
+                node.read(&cluster);
+                let known: Vec<u32> = node.known.into_iter().collect();
+                assert_eq!(known, all, "round {round}, node {}", node.node);
             }
             cluster.slots.lock().clear();
         }
+    }
+
+    /// A node that is slow to read gets one list, and a node that reads at once gets each change once.
+    #[tokio::test]
+    async fn addresses_are_sent_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let cluster = cluster(directory.path());
+        let mut first = ConnectedNode::join(&cluster, 0);
+        let mut quick = ConnectedNode::join(&cluster, 1);
+        assert_eq!(quick.read(&cluster), (1, 2));
+        let mut others: Vec<_> = (2..100)
+            .map(|node| ConnectedNode::join(&cluster, node))
+            .inspect(|_| assert_eq!(quick.read(&cluster), (1, 1)))
+            .collect();
+        assert_eq!(first.read(&cluster), (1, 100));
+        let all: BTreeSet<u32> = (0..100).collect();
+        assert_eq!((&first.known, &quick.known), (&all, &all));
+
+        let gone = others.pop().unwrap();
+        cluster.leave(gone.node, gone.epoch);
+        let again = ConnectedNode::join(&cluster, gone.node);
+        cluster.leave(again.node, again.epoch);
+        cluster.forget(50);
+        assert_eq!(first.read(&cluster), (1, 2));
+        let left = |known: &BTreeSet<u32>| all.difference(known).copied().collect::<Vec<_>>();
+        assert_eq!(left(&first.known), [50, 99]);
+        for other in &mut others {
+            let (lists, addresses) = other.read(&cluster);
+            assert!(other.node == 50 || (lists == 1 && addresses <= 100));
+        }
+        // A node that connects again knows nothing of before.
+        let mut first = ConnectedNode::join(&cluster, 0);
+        assert_eq!(first.read(&cluster), (1, 98));
+        assert_eq!(left(&first.known), [50, 99]);
+    }
+
+    /// A label that names a node reaches no other node before the address.
+    #[tokio::test]
+    async fn address_arrives_before_label() {
+        let directory = tempfile::tempdir().unwrap();
+        let (reports, driver) = std::sync::mpsc::channel();
+        let cluster = cluster_that_reports(directory.path(), reports);
+        let mut first = ConnectedNode::join(&cluster, 0);
+        first.read(&cluster);
+        let joined = ConnectedNode::join(&cluster, 1);
+        // The driver sends a label as soon as it knows the node.
+        assert_eq!(driver.try_iter().count(), 2);
+        cluster.send(0, To::Labels(v1::Labels::default()));
+        let mut message = first.messages.try_recv().unwrap();
+        cluster.complete_message(0, first.epoch, &mut message);
+        let Some(To::Peers(peers)) = message.message else {
+            panic!("{message:?} is no list of addresses");
+        };
+        assert_eq!(peers.nodes[0].node, joined.node);
     }
 }

@@ -235,7 +235,7 @@ impl v1::cluster_server::Cluster for ClusterService {
         }
         self.skip_used_ids(&hello).await?;
         let (node, epoch, mut ended) = self.cluster.join(hello, sender)?;
-        let cluster = self.cluster.clone();
+        let (cluster, sending) = (self.cluster.clone(), self.cluster.clone());
         tokio::spawn(async move {
             loop {
                 let message = tokio::select! {
@@ -254,8 +254,10 @@ impl v1::cluster_server::Cluster for ClusterService {
             }
             cluster.leave(node, epoch);
         });
-        Ok(Response::new(Box::pin(
-            tokio_stream::wrappers::ReceiverStream::new(receiver).map(Ok),
-        )))
+        let messages = tokio_stream::wrappers::ReceiverStream::new(receiver);
+        Ok(Response::new(Box::pin(messages.map(move |mut message| {
+            sending.complete_message(node, epoch, &mut message);
+            Ok(message)
+        }))))
     }
 }

@@ -1,6 +1,6 @@
 //! Connections of suspended nodes: the last message of a node, and the processes that wait for a resume message.
 
-use super::{Cluster, DriverReport, NodeConnection, check_same};
+use super::{Cluster, DriverReport, KnownAddresses, NodeConnection, check_same};
 use std::sync::Arc;
 use tidemill_meta::placement::energy::PowerFacts;
 use tidemill_meta::wakes::NODES;
@@ -48,7 +48,9 @@ impl Cluster {
         let number = {
             let mut keepers = self.keepers.lock();
             let number = keepers.get(&id).map_or(1, |(number, _)| number + 1);
-            if let Some((_, old)) = keepers.insert(id, (number, NodeConnection { outbox, end })) {
+            let known = KnownAddresses::default();
+            let connection = NodeConnection { outbox, known, end };
+            if let Some((_, old)) = keepers.insert(id, (number, connection)) {
                 let _ = old.end.send(true);
             }
             number
@@ -96,7 +98,7 @@ impl Cluster {
     pub(crate) fn tell_suspended(&self, node: u32) {
         self.report(DriverReport::Suspended { node });
         self.refresh();
-        self.tell_peers();
+        self.tell_peers(node);
     }
 
     /// Makes a suspended node that can't be resumed count as offline, like any other offline node.

@@ -569,6 +569,7 @@ impl Driver {
             DriverMessage::Submitted(job) => {
                 let nodes = v1::Peers {
                     nodes: trace::nodes(&job, &self.dispatcher, clock::now()),
+                    ..v1::Peers::default()
                 };
                 let id = job.spec.job;
                 steps.push(PersistStep::Nodes { job: id, nodes });

@@ -196,7 +196,12 @@ impl Connection {
     }
 
     pub fn peers(&self, nodes: Vec<v1::Node>) {
-        self.send(to_node::Message::Peers(v1::Peers { nodes }));
+        let whole = v1::Peers {
+            nodes,
+            whole: true,
+            ..v1::Peers::default()
+        };
+        self.send(to_node::Message::Peers(whole));
     }
 
     async fn next(&mut self) -> from_node::Message {

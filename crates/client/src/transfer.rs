@@ -38,6 +38,9 @@ const SPACE_MAX: Duration = Duration::from_secs(600);
 /// Interval at which a writing client reports to the server. The server abandons a version after three times as long without a report.
 const STILL_WRITING: Duration = Duration::from_secs(20);
 
+/// Number of paths in one request.
+const PATHS_EACH: usize = 200;
+
 /// Task that is aborted when this value is dropped.
 #[derive(Debug)]
 pub(crate) struct AbortOnDrop(tokio::task::JoinHandle<()>);
@@ -359,13 +362,33 @@ impl Transfer {
         self.look_up(path.as_ref(), false).await
     }
 
+    /// Returns the attributes of paths in their order; `None` for a path that the caller can't look up. One request has many paths.
+    ///
+    /// # Errors
+    /// The server cannot be reached.
+    pub async fn find_all(&self, paths: &[&str]) -> Result<Vec<Option<v1::Attr>>, Error> {
+        let mut found = Vec::with_capacity(paths.len());
+        for paths in paths.chunks(PATHS_EACH) {
+            let ops = paths.iter().map(|path| v1::NameOp {
+                op: Some(Op::Resolve(resolve(path.as_bytes(), false))),
+            });
+            let request = v1::NameRequest {
+                credentials: Some(self.credentials.clone()),
+                ops: ops.collect(),
+                session: 0,
+                durable: false,
+            };
+            let answers = self.server.apply(request).await?.into_iter();
+            found.extend(answers.map(|answer| match answer {
+                Answer::Entry(entry) => entry.attr,
+                _ => None,
+            }));
+        }
+        Ok(found)
+    }
+
     async fn look_up(&self, path: &[u8], advise: bool) -> Result<v1::Attr, Error> {
-        let path = path.to_vec();
-        let resolve = v1::Resolve {
-            path,
-            follow: true,
-            advise,
-        };
+        let resolve = resolve(path, advise);
         let entry = self.server.resolve(&self.credentials, resolve).await?;
         entry.attr.ok_or(Error::Answer("Resolve"))
     }
@@ -511,6 +534,14 @@ pub(crate) async fn filled<R: Read + Send + 'static>(
         Ok((file, buffer, count))
     };
     tokio::task::spawn_blocking(work).await?
+}
+
+fn resolve(path: &[u8], advise: bool) -> v1::Resolve {
+    v1::Resolve {
+        path: path.to_vec(),
+        follow: true,
+        advise,
+    }
 }
 
 fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {

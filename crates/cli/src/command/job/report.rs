@@ -32,14 +32,11 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         .collect();
     let transfer = Transfer::new(server, credentials());
     let (inputs, results) = edges(&job);
-    let mut sizes = BTreeMap::new();
-    for path in inputs.into_iter().chain(results) {
-        match transfer.resolve(&path).await {
-            Ok(attr) => drop(sizes.insert(path, attr.size)),
-            Err(tidemill_client::Error::Name { .. }) => {}
-            Err(error) => return Err(error.into()),
-        }
-    }
+    let paths: Vec<&str> = inputs.iter().chain(&results).map(String::as_str).collect();
+    let found = transfer.find_all(&paths).await?;
+    let sizes = paths.into_iter().zip(found);
+    let sizes = sizes.filter_map(|(path, attr)| Some((path.to_owned(), attr?.size)));
+    let sizes: BTreeMap<String, u64> = sizes.collect();
     let report = JobReport::new(&job, &sizes, &server_cores);
     context.output.finish(&report)
 }

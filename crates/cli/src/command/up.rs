@@ -109,6 +109,12 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let memory_tier = memory_tier(&args, context)?;
     let burst = burst(&args, context)?;
     let backend = backend(&args, context)?;
+    if let Some(path) = &args.mount
+        && let Err(reason) = mount_path(&args, context)
+    {
+        let path = path.display();
+        anyhow::bail!("can't mount the cluster at {path}: {reason}; without a mount: --no-mount");
+    }
     let mut up = UpProcesses {
         context,
         endpoint: Endpoint::Unix(context.cluster.socket()),

@@ -9,6 +9,7 @@ task that runs `true`. `users` submits a job of that many tasks as one user and 
 the time until the ten tasks have ended, and the same time without the other job. Needs root. Prints JSON lines.
 """
 import argparse
+import itertools
 import json
 import os
 import subprocess
@@ -18,6 +19,7 @@ from local_cluster import Cluster, wait
 
 TICKS = os.sysconf("SC_CLK_TCK")
 USERS = (1001, 1002)
+NUMBERS = itertools.count()
 
 
 def processor_s(pid):
@@ -35,9 +37,11 @@ def up(cluster):
     return sum(node["up"] for node in cluster.json("status")["nodes"])
 
 
-def tasks(count, command="true"):
-    each = f'{{ name = "t{{i}}"; foreach = {{ i = "1..{count}"; }}; kernel = "/bin/{command}"; }}'
-    return f'name = "growth"; workdir = "/"; tasks = ( {each} );'
+def tasks(count, directory="/"):
+    number = next(NUMBERS)
+    output = f'output = [ "o{number}-{{i}}" ]; stdout = "o{number}-{{i}}";'
+    each = f'{{ name = "t{{i}}"; foreach = {{ i = "1..{count}"; }}; kernel = "/bin/true"; {output} }}'
+    return f'name = "growth"; workdir = "{directory}"; tasks = ( {each} );'
 
 
 def of_nodes(count, operations):
@@ -50,10 +54,11 @@ def of_nodes(count, operations):
         time.sleep(5)
         line = {"what": "nodes", "nodes": count, "peak_mb": peak_mb(server), "start_cpu_s": processor_s(server)}
 
-        def cost(work, per):
-            before = processor_s(server)
+        def cost(work, per, idle=0.0):
+            before, began = processor_s(server), time.time()
             work()
-            return round((processor_s(server) - before) / per * 1e6)
+            used = processor_s(server) - before - idle / 1e6 * (time.time() - began)
+            return round(used / per * 1e6)
 
         path = os.path.join(cluster.directory, "file")
         with open(path, "wb") as file:
@@ -63,24 +68,25 @@ def of_nodes(count, operations):
             for number in range(operations):
                 cluster.tidemill("put", path, f"/file-{number}")
 
-        line["idle_us_per_s"] = cost(lambda: time.sleep(10), 10)
+        idle = line["idle_us_per_s"] = cost(lambda: time.sleep(10), 10)
         cluster.submit(tasks(1))
-        line["put_us"] = cost(put, operations)
-        line["task_us"] = cost(lambda: cluster.submit(tasks(1000)), 1000)
-        line["job_us"] = cost(lambda: [cluster.submit(tasks(1)) for _ in range(operations)], operations)
+        line["put_us"] = cost(put, operations, idle)
+        line["task_us"] = cost(lambda: cluster.submit(tasks(1000)), 1000, idle)
+        line["job_us"] = cost(lambda: [cluster.submit(tasks(1)) for _ in range(operations)], operations, idle)
         line["peak_mb_after"] = peak_mb(server)
         print(json.dumps(line), flush=True)
 
 
 def of_users(backlog):
-    with Cluster(nodes=2, cores=1) as cluster:
+    with Cluster(nodes=2, cores=1, mount=True) as cluster:
         os.chmod(cluster.directory, 0o755)
-        cluster.tidemill("mkdir", "--mode", "0777", "/shared")
+        os.mkdir(os.path.join(cluster.mount_point, "shared"))
+        os.chmod(os.path.join(cluster.mount_point, "shared"), 0o777)
 
         def submit(user, count, *more):
             path = os.path.join(cluster.directory, f"{user}.conf")
             with open(path, "w") as file:
-                file.write(tasks(count).replace('workdir = "/"', 'workdir = "/shared"'))
+                file.write(tasks(count, "/shared"))
             return subprocess.Popen(["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", cluster.binary,
                                      "--server", cluster.endpoint, "submit", "--no-cache", *more, path],
                                     stdout=subprocess.DEVNULL, cwd="/")
@@ -94,7 +100,7 @@ def of_users(backlog):
         assert submit(USERS[0], backlog).wait() == 0
         time.sleep(2)
         among = small_s()
-        job = next(job for job in cluster.json("job", "list") if job["uid"] == USERS[0])
+        job = next(job for job in cluster.json("job", "list", "--all") if job["uid"] == USERS[0])
         print(json.dumps({"what": "users", "backlog": backlog, "alone_s": round(alone, 2), "among_s": round(among, 2),
                           "backlog_then": job.get("tasks_by_state")}), flush=True)
 

@@ -55,6 +55,10 @@ const MEMORY: &str = "memory";
 
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
+/// Maximum number of programs that the server remembers for a node.
+const PROGRAMS_MAX: usize = 1000;
+/// Part of a node's capacity by which its free space changes before the driver hears of it, which needs nothing else of a load update.
+const FREE_PARTS: u64 = 1000;
 /// Time for which the first change of a node's free space waits for others.
 const REFRESH_PAUSE: Duration = Duration::from_millis(100);
 /// Pause before the server retries storing a node's properties.
@@ -113,6 +117,10 @@ struct NodeSlot {
     offline_since: tokio::time::Instant,
     /// Number of the current connection, so that the end of an old connection is not taken for the end of the new one.
     epoch: u64,
+    /// Free space in bytes that the driver knows.
+    told_free_bytes: u64,
+    /// Requested programs that the node has, since it connected.
+    programs: BTreeSet<String>,
     /// Whether the properties that the node reported at its connection are stored, as far as they must be stored before files are
     /// placed there.
     remembered: bool,
@@ -180,6 +188,23 @@ impl NodeSlot {
         self.status.tier == BURST
     }
 
+    /// Records which of the requested programs the node has.
+    fn on_programs(&mut self, programs: &v1::Programs) {
+        self.programs
+            .retain(|name| !programs.missing.contains(name));
+        for name in &programs.found {
+            if self.programs.len() < PROGRAMS_MAX {
+                self.programs.insert(name.clone());
+            }
+        }
+    }
+
+    /// Returns whether the node has reported these programs. Directories are not known: a node has to be asked for them.
+    fn has_programs(&self, names: &[String]) -> bool {
+        let known = |name: &String| self.programs.contains(name) && !name.ends_with('/');
+        self.connection.is_some() && names.iter().all(known)
+    }
+
     /// Sends a message to the node. Returns `false` if the node is offline.
     fn send(&self, message: To) -> bool {
         let Some(connection) = &self.connection else {
@@ -236,6 +261,8 @@ impl Cluster {
         tell_bursts(names.shared(), &known);
         let offline = |status: v1::Node| {
             let slot = NodeSlot {
+                told_free_bytes: status.free_bytes,
+                programs: BTreeSet::new(),
                 status,
                 heard: Instant::now(),
                 connection: None,
@@ -553,6 +580,8 @@ impl Cluster {
             slots.insert(
                 id,
                 NodeSlot {
+                    told_free_bytes: node.free_bytes,
+                    programs: BTreeSet::new(),
                     status: node.clone(),
                     heard: Instant::now(),
                     connection,
@@ -643,6 +672,7 @@ impl Cluster {
                     let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
                         return;
                     };
+                    slot.told_free_bytes = status.free_bytes;
                     slot.status = status.clone();
                 }
                 if status.tier == BURST {
@@ -678,8 +708,12 @@ impl Cluster {
                 }
             }
             From::Programs(programs) => {
-                if self.epoch(node) != Some(epoch) {
-                    return;
+                {
+                    let mut slots = self.slots.lock();
+                    let Some(slot) = slots.get_mut(&node).filter(|slot| slot.epoch == epoch) else {
+                        return;
+                    };
+                    slot.on_programs(&programs);
                 }
                 // The report precedes the answer to the caller, so that later placements know these programs.
                 self.report(DriverReport::Programs {
@@ -711,10 +745,18 @@ impl Cluster {
             status.bytes_written = standing.bytes_written;
             status.bytes_read = standing.bytes_read;
             status.load_milli = standing.load_milli;
-            status.clone()
+            let known = slot.told_free_bytes.abs_diff(status.free_bytes);
+            if known < (status.capacity_bytes / FREE_PARTS).max(1) {
+                None
+            } else {
+                slot.told_free_bytes = status.free_bytes;
+                Some(status.clone())
+            }
         };
         self.refresh_soon();
-        self.report(DriverReport::Status { node: status });
+        if let Some(node) = status {
+            self.report(DriverReport::Status { node });
+        }
     }
 
     /// Records the time of a node's last message.
@@ -903,7 +945,8 @@ impl Cluster {
         })
     }
 
-    /// Asks the nodes that are up which of these programs are installed there. Returns the programs of each node that answers in time.
+    /// Asks the nodes that are up which of these programs are installed there. Returns the programs of each node that answers in time. A
+    /// node that has reported all of them is not asked again: it reports a program that is removed.
     pub(crate) async fn find_programs(
         &self,
         names: Vec<String>,
@@ -912,15 +955,21 @@ impl Cluster {
         let request = self.next_question.fetch_add(1, Ordering::Relaxed);
         let (sender, mut answers) = mpsc::unbounded_channel();
         self.questions.lock().insert(request, sender);
-        let mut asked = 0;
-        for node in self.up() {
+        let known: BTreeSet<u32> = {
+            let slots = self.slots.lock();
+            let known = slots.iter().filter(|(_, slot)| slot.has_programs(&names));
+            known.map(|(&node, _)| node).collect()
+        };
+        let mut asked = known.len();
+        for node in self.up().into_iter().filter(|node| !known.contains(node)) {
             let question = v1::FindPrograms {
                 request,
                 names: names.clone(),
             };
             asked += usize::from(self.send(node, To::FindPrograms(question)));
         }
-        let mut found = BTreeMap::new();
+        let known = known.into_iter().map(|node| (node, names.clone()));
+        let mut found: BTreeMap<u32, Vec<String>> = known.collect();
         let deadline = tokio::time::Instant::now() + wait;
         while found.len() < asked {
             match tokio::time::timeout_at(deadline, answers.recv()).await {
@@ -1169,5 +1218,65 @@ mod tests {
             panic!("{message:?} is no list of addresses");
         };
         assert_eq!(peers.nodes[0].node, joined.node);
+    }
+
+    /// A node is asked once for a program that it has, and each time for one that it lacks.
+    #[tokio::test]
+    async fn nodes_are_asked_for_unknown_programs() {
+        let directory = tempfile::tempdir().unwrap();
+        let cluster = cluster(directory.path());
+        let mut nodes: Vec<_> = (0..2)
+            .map(|node| ConnectedNode::join(&cluster, node))
+            .collect();
+        let mut ask = async |names: &[&str], has: fn(u32, &str) -> bool| {
+            let names: Vec<String> = names.iter().map(|&name| name.into()).collect();
+            let asking = cluster.clone();
+            let wanted = names.clone();
+            let answer =
+                tokio::spawn(async move { asking.find_programs(wanted, PROBE_WAIT).await });
+            let mut asked = Vec::new();
+            while !answer.is_finished() {
+                for node in &mut nodes {
+                    while let Ok(message) = node.messages.try_recv() {
+                        let Some(To::FindPrograms(question)) = message.message else {
+                            continue;
+                        };
+                        asked.push(node.node);
+                        let (found, missing) = question
+                            .names
+                            .into_iter()
+                            .partition(|name| has(node.node, name));
+                        let answer = v1::Programs {
+                            request: question.request,
+                            found,
+                            missing,
+                        };
+                        cluster.on_message(node.node, node.epoch, From::Programs(answer));
+                    }
+                }
+                tokio::task::yield_now().await;
+            }
+            let found = answer.await.unwrap();
+            (asked, [0, 1].map(|node| found[&node].join(" ")))
+        };
+        let all = |_: u32, _: &str| true;
+        let first = |node: u32, _: &str| node == 0;
+        let both = ["a b".to_owned(), "a b".to_owned()];
+        assert_eq!(ask(&["a", "b"], all).await, (vec![0, 1], both.clone()));
+        assert_eq!(ask(&["a", "b"], all).await, (vec![], both));
+        let partly = ["c".to_owned(), String::new()];
+        assert_eq!(ask(&["c"], first).await, (vec![0, 1], partly.clone()));
+        assert_eq!(ask(&["c"], first).await, (vec![1], partly));
+        // A node reports that a program was removed, and a node that connects again is asked again.
+        let removed = v1::Programs {
+            missing: vec!["a".into()],
+            ..v1::Programs::default()
+        };
+        let epoch = cluster.epoch(1).unwrap();
+        cluster.on_message(1, epoch, From::Programs(removed));
+        let now = ["a".to_owned(), String::new()];
+        assert_eq!(ask(&["a"], first).await, (vec![1], now));
+        assert_eq!(ask(&["shared/"], all).await.0, [0, 1]);
+        assert_eq!(ask(&["shared/"], all).await.0, [0, 1]);
     }
 }

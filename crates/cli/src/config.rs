@@ -199,6 +199,7 @@ pub(crate) struct MountSection {
     pub(crate) in_place: Option<bool>,
     pub(crate) allow_other: Option<bool>,
     pub(crate) attr_ttl: Option<TimeLength>,
+    pub(crate) cached_files: Option<u64>,
     pub(crate) remote_timeout: Option<TimeLength>,
     pub(crate) patience: Option<TimeLength>,
     pub(crate) hard: Option<bool>,

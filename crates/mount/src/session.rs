@@ -31,6 +31,9 @@ const CLOSE_PATIENCE: Duration = Duration::from_secs(10);
 /// Maximum time for which seals delay an unmount.
 const SEAL_PATIENCE: Duration = Duration::from_secs(60);
 
+/// Default of [`MountConfig::cached_files`].
+const CACHED_FILES: usize = 200_000;
+
 /// Configuration of a mount.
 #[derive(Clone, Debug)]
 pub struct MountConfig {
@@ -48,6 +51,8 @@ pub struct MountConfig {
     /// Time for which the mount caches attributes and names. The server reports changes, so the time only limits the effect of a lost
     /// message.
     pub attr_ttl: Duration,
+    /// Number of files, directories and links above which the mount makes the Linux kernel forget files that nobody has open.
+    pub cached_files: usize,
     /// Path of the mounting user's file of keys for a remote, which may be missing. Remotes are shown in `/remotes`, to that user and root;
     /// `None`: the directory does not exist.
     pub remote_keys: Option<KeysPath>,
@@ -72,6 +77,7 @@ impl MountConfig {
             in_place: true,
             allow_other: rustix::process::geteuid().is_root(),
             attr_ttl: Duration::from_secs(60),
+            cached_files: CACHED_FILES,
             remote_keys: None,
             remote_timeout: Duration::from_secs(30),
             patience: Some(crate::fs::deadline::PATIENCE),
@@ -120,6 +126,7 @@ pub fn mount(config: &MountConfig) -> Result<MountSession, Error> {
     let guard = config.guarded.then(|| mounted.guarded()).flatten();
     // No other code sets it.
     let _ = caches.0.set(fuse.notifier());
+    crate::fs::cached_files::limit(&fs, caches, config.cached_files).map_err(at)?;
     let fuse = fuse.spawn().map_err(at)?;
     Ok(MountSession {
         fs,
@@ -231,6 +238,12 @@ fn options(config: &MountConfig) -> fuser::Config {
 }
 
 impl MountSession {
+    /// Returns the number of files, directories and links that the mount has in memory.
+    #[must_use]
+    pub fn cached_files(&self) -> usize {
+        self.fs.table.len()
+    }
+
     /// Returns the path of the mountpoint.
     #[must_use]
     pub fn mountpoint(&self) -> &Path {

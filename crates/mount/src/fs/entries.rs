@@ -268,6 +268,16 @@ impl EntryCache {
         content.flat_map(|content| content.entries.values().map(|entry| entry.ino))
     }
 
+    /// Drops the names of an inode. The cache then doesn't know all entries of their directories.
+    pub(crate) fn drop_names(&mut self, ino: u64) {
+        for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
+            if let Some(content) = self.contents.get_mut(&directory) {
+                content.complete = false;
+            }
+            self.set(directory, &name, CachedName::Unsure);
+        }
+    }
+
     /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped.
     pub(crate) fn forget(&mut self, ino: u64) {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {

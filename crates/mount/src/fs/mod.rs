@@ -8,6 +8,7 @@
 //! |---|---|
 //! | `backend` | requests to the server, places of nodes |
 //! | `table` | inodes that the kernel knows, aliases of versions |
+//! | `cached_files` | limit of the files that the mount knows |
 //! | `entries` | cached names, and the proofs that they are current |
 //! | `names` | operations on the namespace |
 //! | `file` | open files |
@@ -23,6 +24,7 @@
 //! | `remote_stores` | stores outside of the cluster |
 
 pub(crate) mod backend;
+pub(crate) mod cached_files;
 mod cached_rights;
 pub(crate) mod control;
 pub(crate) mod deadline;

@@ -17,7 +17,7 @@ use rustix::io::Errno;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tidemill_model::id::Inode;
 use tidemill_wire::v1::{Attr, Kind};
 
@@ -430,6 +430,8 @@ impl InodeState {
 #[derive(Debug, Default)]
 pub(crate) struct InodeTable {
     inner: Mutex<TableState>,
+    /// Condition variable that is signalled when there are more inodes than the limit.
+    crowded: Condvar,
     clock: AtomicU64,
     foreign: Foreign,
     /// Lock that is held shared while the Linux kernel receives a value that it caches, and exclusively while a change by another client is
@@ -465,12 +467,23 @@ impl Foreign {
 struct TableState {
     vnodes: HashMap<u64, Arc<CachedInode>>,
     entries: EntryCache,
+    /// Maximum number of inodes; 0 means no limit.
+    most: usize,
 }
 
 impl TableState {
     fn vnode(&mut self, ino: u64) -> &Arc<CachedInode> {
         let made = || Arc::new(CachedInode::new(ino));
         self.vnodes.entry(ino).or_insert_with(made)
+    }
+
+    /// Returns the number of inodes that are too many, with a reserve for the next ones.
+    fn excess(&self) -> usize {
+        match self.most {
+            0 => 0,
+            most if self.vnodes.len() <= most => 0,
+            most => self.vnodes.len() - most + most / 8,
+        }
     }
 }
 
@@ -561,11 +574,47 @@ impl InodeTable {
         self.inner.lock().vnode(ino).clone()
     }
 
+    /// Returns the number of inodes.
+    pub(crate) fn len(&self) -> usize {
+        self.inner.lock().vnodes.len()
+    }
+
+    /// Sets the maximum number of inodes.
+    pub(crate) fn limit(&self, most: usize) {
+        self.inner.lock().most = most;
+    }
+
+    /// Waits until there are too many inodes, at most for `patience`. Returns how many should be dropped.
+    pub(crate) fn excess(&self, patience: Duration) -> usize {
+        let mut inner = self.inner.lock();
+        if inner.excess() == 0 {
+            self.crowded.wait_for(&mut inner, patience);
+        }
+        inner.excess()
+    }
+
+    /// Returns names of up to `count` files that no program has open on this mount.
+    pub(crate) fn unused(&self, count: usize) -> Vec<(u64, Vec<u8>)> {
+        let inner = self.inner.lock();
+        let vnodes = inner.vnodes.values().filter(|vnode| {
+            let state = vnode.state.try_lock();
+            state.is_some_and(|state| {
+                let is_file = matches!(state.attr.kind(), Kind::File | Kind::Symlink);
+                is_file && state.opens == 0 && !state.is_writing()
+            })
+        });
+        let names = vnodes.filter_map(|vnode| inner.entries.name_of(vnode.ino).cloned());
+        names.take(count).collect()
+    }
+
     /// Returns the inode and counts a reference that the Linux kernel is going to hold.
     pub(crate) fn hold(&self, ino: u64) -> Arc<CachedInode> {
         let mut inner = self.inner.lock();
         let vnode = inner.vnode(ino).clone();
         vnode.lookups.fetch_add(1, Ordering::AcqRel);
+        if inner.excess() > 0 {
+            self.crowded.notify_one();
+        }
         vnode
     }
 
@@ -670,6 +719,10 @@ impl InodeTable {
             .fetch_max(state.stamp, Ordering::AcqRel);
         drop(state);
         let parent = inner.entries.name_of(ino).map(|&(parent, _)| parent);
+        // Otherwise the names would stay as unsure.
+        if inner.most > 0 && inner.vnodes.len() > inner.most / 2 {
+            inner.entries.drop_names(ino);
+        }
         inner.vnodes.remove(&ino);
         inner.entries.forget(ino);
         parent

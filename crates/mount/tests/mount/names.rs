@@ -328,3 +328,84 @@ fn creating_or_removing_control_directory_names_is_refused() {
         assert!(one.join(".tidemill/nodes").is_dir());
     });
 }
+
+const DIRECTORIES: usize = 8;
+const FILES: usize = 150;
+const FILES_IN_MEMORY: usize = 300;
+
+fn numbered(directory: usize, file: usize) -> String {
+    format!("d{directory}/{file:04}")
+}
+
+/// Makes many files with their names as content. Returns one open file for each directory.
+fn make_files(mounted: &Mounted) -> Vec<(File, String)> {
+    let directories = (0..DIRECTORIES).map(|directory| {
+        fs::create_dir(mounted.join(format!("d{directory}"))).unwrap();
+        for file in 0..FILES {
+            let name = numbered(directory, file);
+            fs::write(mounted.join(&name), name).unwrap();
+        }
+        let name = numbered(directory, FILES);
+        let mut file = File::create(mounted.join(&name)).unwrap();
+        file.write_all(name.as_bytes()).unwrap();
+        (file, name)
+    });
+    directories.collect()
+}
+
+fn wait_for_few(mounted: &Mounted) {
+    let begun = std::time::Instant::now();
+    while mounted.cached_files() > FILES_IN_MEMORY {
+        let count = mounted.cached_files();
+        assert!(begun.elapsed().as_secs() < 30, "{count} files");
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+}
+
+/// Above its limit, a mount forgets files that nobody has open, and nothing else changes. Another mount replaces, removes and renames files
+/// that this mount has forgotten.
+#[test]
+fn mount_forgets_files_above_limit() {
+    if !can_mount() {
+        return;
+    }
+    for in_place in [true, false] {
+        let mut cluster = MountCluster::start();
+        let one = cluster.mount_small(in_place, FILES_IN_MEMORY);
+        let two = cluster.mount(true);
+        let mut open = make_files(&one);
+        wait_for_few(&one);
+        fs::write(two.join(numbered(0, 0)), "other").unwrap();
+        fs::remove_file(two.join(numbered(0, 1))).unwrap();
+        fs::rename(two.join(numbered(0, 2)), two.join("d0/renamed")).unwrap();
+        let read = |name: &str| fs::read_to_string(one.join(name));
+        for directory in 0..DIRECTORIES {
+            for file in (0..FILES).skip(if directory == 0 { 3 } else { 0 }) {
+                let name = numbered(directory, file);
+                assert_eq!(read(&name).unwrap(), name);
+            }
+            let listed = fs::read_dir(one.join(format!("d{directory}"))).unwrap();
+            let expected = FILES + 1 - usize::from(directory == 0);
+            assert_eq!(listed.count(), expected, "d{directory}");
+        }
+        assert_eq!(read(&numbered(0, 0)).unwrap(), "other");
+        for gone in [numbered(0, 1), numbered(0, 2)] {
+            assert_eq!(read(&gone).unwrap_err().kind(), ErrorKind::NotFound);
+        }
+        assert_eq!(read("d0/renamed").unwrap(), numbered(0, 2));
+        wait_for_few(&one);
+        for (file, name) in &mut open {
+            file.write_all(b" more").unwrap();
+            let (here, named) = (file.metadata().unwrap(), fs::metadata(one.join(&name)));
+            let named = named.unwrap();
+            assert_eq!((here.ino(), here.len()), (named.ino(), named.len()));
+        }
+        drop(open);
+        let last = numbered(1, FILES);
+        assert_eq!(read(&last).unwrap(), format!("{last} more"));
+        fs::create_dir(one.join("d1/new")).unwrap();
+        assert!(fs::metadata(one.join("d1/missing")).is_err());
+        fs::remove_dir_all(one.join("d1")).unwrap();
+        assert!(fs::metadata(two.join("d1")).is_err());
+    }
+}

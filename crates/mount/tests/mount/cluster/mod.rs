@@ -61,6 +61,10 @@ impl Mounted {
         self.path().join(name)
     }
 
+    pub fn cached_files(&self) -> usize {
+        self.0.as_ref().unwrap().cached_files()
+    }
+
     pub fn unmount(self) {
         self.try_unmount().unwrap();
     }
@@ -206,6 +210,17 @@ impl MountCluster {
         std::fs::create_dir(&mountpoint).unwrap();
         let mut config = MountConfig::new(endpoint, None, mountpoint);
         config.in_place = in_place;
+        Mounted(Some(mount(&config).unwrap()))
+    }
+
+    /// Mounts the cluster like [`Self::mount`], with a limit of the files in memory.
+    pub fn mount_small(&mut self, in_place: bool, cached_files: usize) -> Mounted {
+        self.mounts += 1;
+        let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
+        std::fs::create_dir(&mountpoint).unwrap();
+        let mut config = MountConfig::new(self.endpoint(), None, mountpoint);
+        config.in_place = in_place;
+        config.cached_files = cached_files;
         Mounted(Some(mount(&config).unwrap()))
     }
 

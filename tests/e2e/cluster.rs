@@ -545,6 +545,13 @@ pub(crate) fn directory_of_nobody(also: &str) -> Option<tempfile::TempDir> {
     Some(directory)
 }
 
+/// Copies the program. Another process does so: a child of this process might have the copy open for writing when it is executed.
+pub(crate) fn copy_program(to: &Path) {
+    let program = env!("CARGO_BIN_EXE_tidemill");
+    let copied = Command::new("cp").arg(program).arg(to).status();
+    assert!(copied.unwrap().success());
+}
+
 /// Waits until `ready` returns true, and calls it repeatedly.
 pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
     let start = Instant::now();

@@ -1,6 +1,6 @@
 //! Tests users' kernels: created, built, tested, stored in the cluster, run by name.
 
-use crate::cluster::{Cluster, Printed, printed};
+use crate::cluster::{Cluster, Printed, copy_program, printed};
 use crate::require;
 use serde_json::Value;
 use std::os::unix::fs::PermissionsExt;
@@ -262,7 +262,7 @@ fn kernel_names_run_only_code_of_their_own_user() {
 pub(crate) fn other(cluster: &Cluster, args: &[&str]) -> Printed {
     let program = cluster.path("tidemill");
     if !program.exists() {
-        std::fs::copy(env!("CARGO_BIN_EXE_tidemill"), &program).unwrap();
+        copy_program(&program);
         let open = |path: &Path| {
             std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
         };

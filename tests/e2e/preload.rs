@@ -1,6 +1,6 @@
 //! Tests unchanged programs without a mount: `tidemill exec`.
 
-use crate::cluster::{Cluster, Options, Printed, printed, wait};
+use crate::cluster::{Cluster, Options, Printed, copy_program, printed, wait};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -447,8 +447,7 @@ fn installed() -> tempfile::TempDir {
     let own = tempfile::tempdir().unwrap();
     let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
     std::fs::set_permissions(own.path(), mode).unwrap();
-    let built = env!("CARGO_BIN_EXE_tidemill");
-    std::fs::copy(built, own.path().join("tidemill")).unwrap();
+    copy_program(&own.path().join("tidemill"));
     std::fs::copy(library(), own.path().join("libtidemill_preload.so")).unwrap();
     own
 }

@@ -1,6 +1,6 @@
 //! Ordinary users and their adversaries: on a client host with tokens of their own, and at the control directory.
 
-use crate::cluster::{Cluster, Options, Printed, printed, wait};
+use crate::cluster::{Cluster, Options, Printed, copy_program, printed, wait};
 use std::io::Write;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::process::CommandExt;
@@ -27,11 +27,7 @@ impl ClientHost {
         let directory = tempfile::tempdir().unwrap();
         std::fs::set_permissions(directory.path(), PermissionsExt::from_mode(0o755)).unwrap();
         // Users can't search the directory of the build.
-        std::fs::copy(
-            env!("CARGO_BIN_EXE_tidemill"),
-            directory.path().join("tidemill"),
-        )
-        .unwrap();
+        copy_program(&directory.path().join("tidemill"));
         let host = Self {
             directory,
             server: cluster.address(),

@@ -619,3 +619,30 @@ fn cancelled_instances_leave_nothing_and_parts_are_private() {
         cluster.try_sh("cat theirs/o.* | wc -c").out.trim() == bytes.len().to_string()
     });
 }
+
+/// The report looks up many files in one request. Deleted files neither hide nor shift the sizes of the files after them.
+#[test]
+fn report_counts_files_between_deleted_files() {
+    const TASKS: u64 = 250;
+    const DELETED: [u64; 5] = [1, 2, 100, 249, 250];
+    let Some(cluster) = Cluster::start() else {
+        return;
+    };
+    cluster.sh("mkdir w");
+    let id = cluster.submit(&format!(
+        r#"name = "j"; workdir = "/w"; tasks = ({{ name = "t{{i}}"; foreach = {{ i = "1..{TASKS}"; }}; kernel = "/usr/bin/head";
+           args = ["-c", "{{i}}", "/dev/zero"]; output = ["o{{i}}"]; stdout = "o{{i}}"; }});"#
+    ));
+    cluster.done(id);
+    for number in DELETED {
+        std::fs::remove_file(cluster.at(&format!("w/o{number}"))).unwrap();
+    }
+    let report = cluster.json(&["job", "report", &id.to_string()]);
+    let bytes = TASKS * (TASKS + 1) / 2 - DELETED.iter().sum::<u64>();
+    let results = &report["results"];
+    assert_eq!(
+        (&results["files"], &results["unknown"], &results["bytes"]),
+        (&TASKS.into(), &DELETED.len().into(), &bytes.into()),
+        "{report:#}"
+    );
+}

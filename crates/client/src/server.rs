@@ -259,6 +259,38 @@ impl Server {
         }
     }
 
+    /// Executes operations that only read, up to `most` in one request. Returns an answer for each operation, whether others fail or not.
+    ///
+    /// # Errors
+    /// The server cannot be reached or refuses a whole request.
+    pub async fn read_all(
+        &self,
+        credentials: &v1::Credentials,
+        ops: impl IntoIterator<Item = Op>,
+        most: usize,
+    ) -> Result<Vec<Answer>, Error> {
+        let ops: Vec<_> = ops
+            .into_iter()
+            .map(|op| v1::NameOp { op: Some(op) })
+            .collect();
+        let mut all = Vec::with_capacity(ops.len());
+        while all.len() < ops.len() {
+            let left = &ops[all.len()..];
+            let request = v1::NameRequest {
+                credentials: Some(credentials.clone()),
+                ops: left[..left.len().min(most)].to_vec(),
+                ..v1::NameRequest::default()
+            };
+            let answers = self.apply(request).await?;
+            // A failed operation is the last one that is answered.
+            if answers.is_empty() || answers.len() > left.len() {
+                return Err(Error::Answer("Apply"));
+            }
+            all.extend(answers);
+        }
+        Ok(all)
+    }
+
     /// Reserves consecutive inodes and object ids. Returns the first inode and the first object id.
     ///
     /// # Errors

@@ -367,24 +367,19 @@ impl Transfer {
     /// # Errors
     /// The server cannot be reached.
     pub async fn find_all(&self, paths: &[&str]) -> Result<Vec<Option<v1::Attr>>, Error> {
-        let mut found = Vec::with_capacity(paths.len());
-        for paths in paths.chunks(PATHS_EACH) {
-            let ops = paths.iter().map(|path| v1::NameOp {
-                op: Some(Op::Resolve(resolve(path.as_bytes(), false))),
-            });
-            let request = v1::NameRequest {
-                credentials: Some(self.credentials.clone()),
-                ops: ops.collect(),
-                session: 0,
-                durable: false,
-            };
-            let answers = self.server.apply(request).await?.into_iter();
-            found.extend(answers.map(|answer| match answer {
-                Answer::Entry(entry) => entry.attr,
-                _ => None,
-            }));
-        }
-        Ok(found)
+        let ops = paths
+            .iter()
+            .map(|path| Op::Resolve(resolve(path.as_bytes(), false)));
+        let answers = self
+            .server
+            .read_all(&self.credentials, ops, PATHS_EACH)
+            .await?;
+        let attr = |answer| match answer {
+            Answer::Entry(entry) => Ok(Some(entry.attr.ok_or(Error::Answer("Resolve"))?)),
+            Answer::Error(_) => Ok(None),
+            _ => Err(Error::Answer("Resolve")),
+        };
+        answers.into_iter().map(attr).collect()
     }
 
     async fn look_up(&self, path: &[u8], advise: bool) -> Result<v1::Attr, Error> {

@@ -61,19 +61,15 @@ async fn add(
             _ => {}
         }
     }
-    let mut left = sealed.as_slice();
-    while !left.is_empty() {
-        let batch = &left[..left.len().min(BATCH)];
-        let answers = layouts(server, batch).await?;
-        anyhow::ensure!(!answers.is_empty(), Error::Answer("GetXattr"));
-        // A failed operation is the last one that is answered.
-        left = left.get(answers.len()..).unwrap_or_default();
-        for answer in answers {
-            match answer {
-                Answer::Bytes(bytes) => count(&serde_json::from_slice(&bytes.value)?, placed),
-                Answer::Error(error) => skip(error.into())?,
-                _ => return Err(Error::Answer("GetXattr").into()),
-            }
+    let layouts = sealed.into_iter().map(|ino| {
+        let name = b"user.tidemill.layout".to_vec();
+        Op::GetXattr(v1::GetXattr { ino, name })
+    });
+    for answer in server.read_all(&credentials(), layouts, BATCH).await? {
+        match answer {
+            Answer::Bytes(bytes) => count(&serde_json::from_slice(&bytes.value)?, placed),
+            Answer::Error(error) => skip(error.into())?,
+            _ => return Err(Error::Answer("GetXattr").into()),
         }
     }
     Ok(())
@@ -86,21 +82,6 @@ fn skip(error: Error) -> anyhow::Result<()> {
         true => Ok(()),
         false => Err(error.into()),
     }
-}
-
-async fn layouts(server: &Server, inodes: &[u64]) -> Result<Vec<Answer>, Error> {
-    let get = |ino: &u64| v1::NameOp {
-        op: Some(Op::GetXattr(v1::GetXattr {
-            ino: *ino,
-            name: b"user.tidemill.layout".to_vec(),
-        })),
-    };
-    let request = v1::NameRequest {
-        credentials: Some(credentials()),
-        ops: inodes.iter().map(get).collect(),
-        ..v1::NameRequest::default()
-    };
-    server.apply(request).await
 }
 
 /// Adds the objects of one file's layout.

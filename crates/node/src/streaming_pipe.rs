@@ -411,22 +411,25 @@ fn read(
 mod tests {
     use super::*;
     use crate::directory::DirectoryStore;
-    use std::time::Instant;
+
+    /// Begins to stream an object without a file.
+    fn begin(directory: &Path, pipe: &Path, recorded: bool) -> StreamingPipe {
+        let store = DirectoryStore::open(directory, None).unwrap();
+        let turn = StreamingShare::new(Arc::new(Mutex::new(ProcessorPace::new(1))), 0);
+        let from = (Arc::new(store) as Arc<dyn Store>, ObjectId(1));
+        StreamingPipe::begin(from, move || recorded, None, pipe.to_owned(), turn).unwrap()
+    }
 
     /// The file of a sealed object vanishes from the disk before the thread has found it.
     #[test]
     fn recorded_object_without_file_is_not_awaited() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Arc::new(DirectoryStore::open(directory.path(), None).unwrap());
-        let turn = StreamingShare::new(Arc::new(Mutex::new(ProcessorPace::new(1))), 0);
         let pipe = directory.path().join("pipe");
         let begun = Instant::now();
         let ends = |recorded: bool, patience: Duration| {
-            let from = (Arc::clone(&store) as Arc<dyn Store>, ObjectId(1));
-            let turn = turn.clone();
-            let pipe = StreamingPipe::begin(from, move || recorded, None, pipe.clone(), turn);
+            let streaming = begin(directory.path(), &pipe, recorded);
             let until = begun.elapsed() + patience;
-            pipe.unwrap().end(|| begun.elapsed() > until)
+            streaming.end(|| begun.elapsed() > until)
         };
         let ended = ends(true, Duration::from_secs(20));
         assert!(
@@ -442,11 +445,8 @@ mod tests {
     #[test]
     fn pipe_opens_before_writer_begins() {
         let directory = tempfile::tempdir().unwrap();
-        let store = Arc::new(DirectoryStore::open(directory.path(), None).unwrap());
-        let turn = StreamingShare::new(Arc::new(Mutex::new(ProcessorPace::new(1))), 0);
         let path = directory.path().join("pipe");
-        let from = (store as Arc<dyn Store>, ObjectId(1));
-        let pipe = StreamingPipe::begin(from, || false, None, path.clone(), turn).unwrap();
+        let pipe = begin(directory.path(), &path, false);
         let reader = spawn(move || File::open(path));
         let begun = Instant::now();
         while !reader.is_finished() && begun.elapsed() < Duration::from_secs(20) {

@@ -21,7 +21,7 @@ started yet. It ends on SIGTERM or when it is unmounted; files that are open for
 
 /// Shortest time limit of a call.
 const LIMIT_MIN: Duration = Duration::from_secs(1);
-const CACHED_FILES_MIN: usize = 1000;
+const CACHED_FILES_MIN: u64 = 1000;
 
 /// Mount the cluster as a file system, in the foreground
 #[derive(Debug, clap::Args)]
@@ -43,7 +43,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TIME", env = "TIDEMILL_MOUNT_ATTR_TTL")]
     attr_ttl: Option<TimeLength>,
     /// Maximum number of files in memory, 1000 or more; above it the mount forgets files that nobody has open [default: 200000]
-    #[arg(long, value_name = "N", env = "TIDEMILL_MOUNT_CACHED_FILES", value_parser = clap::value_parser!(u64).range(1000..))]
+    #[arg(long, value_name = "N", env = "TIDEMILL_MOUNT_CACHED_FILES", value_parser = clap::value_parser!(u64).range(CACHED_FILES_MIN..))]
     cached_files: Option<u64>,
     /// Maximum time for one answer of a store of `/remotes`, 1s or more [default: 30s]
     #[arg(long, value_name = "TIME", env = "TIDEMILL_MOUNT_REMOTE_TIMEOUT", value_parser = limit)]
@@ -82,7 +82,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         config.attr_ttl = time;
     }
     if let Some(files) = args.cached_files.or(file.cached_files) {
-        config.cached_files = usize::try_from(files)?.max(CACHED_FILES_MIN);
+        config.cached_files = usize::try_from(files.max(CACHED_FILES_MIN))?;
     }
     if let Some(TimeLength(time)) = args.remote_timeout.or(file.remote_timeout) {
         config.remote_timeout = time.max(LIMIT_MIN);

@@ -268,19 +268,13 @@ impl EntryCache {
         content.flat_map(|content| content.entries.values().map(|entry| entry.ino))
     }
 
-    /// Drops the names of an inode. The cache then doesn't know all entries of their directories.
-    pub(crate) fn drop_names(&mut self, ino: u64) {
+    /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped. Without `keeps_names` the names
+    /// are dropped, too, and the cache doesn't know all entries of their directories any more.
+    pub(crate) fn forget(&mut self, ino: u64, keeps_names: bool) {
         for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
             if let Some(content) = self.contents.get_mut(&directory) {
-                content.complete = false;
+                content.complete &= keeps_names;
             }
-            self.set(directory, &name, CachedName::Unsure);
-        }
-    }
-
-    /// Drops an inode: its names are unsure from now on, and for a directory all its entries are dropped.
-    pub(crate) fn forget(&mut self, ino: u64) {
-        for (directory, name) in self.paths.remove(&ino).unwrap_or_default() {
             self.set(directory, &name, CachedName::Unsure);
         }
         let content = self.contents.remove(&ino).unwrap_or_default();
@@ -376,8 +370,8 @@ mod tests {
         /// Notifications of other clients' changes are lost, until the mount receives them again.
         Deafen,
         Listen,
-        Forget(CacheName),
-        ForgetDirectory(u64),
+        Forget(CacheName, bool),
+        ForgetDirectory(u64, bool),
     }
 
     /// Server, stream of its notifications, and cache of the mount.
@@ -508,12 +502,14 @@ mod tests {
                     self.deaf = false;
                     self.known.doubt(now);
                 }
-                EntryStep::Forget((dir, name)) => {
+                EntryStep::Forget((dir, name), keeps_names) => {
                     if let CachedName::Is(ino) = self.known.known(dir, NAMES[name]) {
-                        self.known.forget(ino);
+                        self.known.forget(ino, keeps_names);
                     }
                 }
-                EntryStep::ForgetDirectory(directory) => self.known.forget(directory),
+                EntryStep::ForgetDirectory(directory, keeps_names) => {
+                    self.known.forget(directory, keeps_names);
+                }
                 _ => {}
             }
         }
@@ -668,8 +664,8 @@ mod tests {
             3 => Just(EntryStep::Hear),
             1 => Just(EntryStep::Deafen),
             2 => Just(EntryStep::Listen),
-            2 => names().prop_map(EntryStep::Forget),
-            1 => prop::sample::select(&DIRECTORIES[..]).prop_map(EntryStep::ForgetDirectory),
+            2 => (names(), any::<bool>()).prop_map(|(name, keeps)| EntryStep::Forget(name, keeps)),
+            1 => (prop::sample::select(&DIRECTORIES[..]), any::<bool>()).prop_map(|(directory, keeps)| EntryStep::ForgetDirectory(directory, keeps)),
         ]
     }
 
@@ -732,7 +728,7 @@ mod tests {
         known.learned(1, b"g", 6, 3);
         known.changed(5, b"f", 4, CachedName::Nothing, 5);
         assert_eq!(known.name_of(6).unwrap(), &(1, b"g".to_vec()));
-        known.forget(6);
+        known.forget(6, true);
         assert_eq!(known.known(1, b"g"), CachedName::Unsure);
         assert!(known.name_of(6).is_none());
     }

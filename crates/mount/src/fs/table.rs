@@ -719,12 +719,9 @@ impl InodeTable {
             .fetch_max(state.stamp, Ordering::AcqRel);
         drop(state);
         let parent = inner.entries.name_of(ino).map(|&(parent, _)| parent);
-        // Otherwise the names would stay as unsure.
-        if inner.most > 0 && inner.vnodes.len() > inner.most / 2 {
-            inner.entries.drop_names(ino);
-        }
+        let is_full = inner.most > 0 && inner.vnodes.len() > inner.most / 2;
         inner.vnodes.remove(&ino);
-        inner.entries.forget(ino);
+        inner.entries.forget(ino, !is_full);
         parent
     }
 

@@ -371,7 +371,10 @@ fn mount_forgets_files_above_limit() {
     }
     for in_place in [true, false] {
         let mut cluster = MountCluster::start();
-        let one = cluster.mount_small(in_place, FILES_IN_MEMORY);
+        let one = cluster.mount_with(cluster.endpoint(), |config| {
+            config.in_place = in_place;
+            config.cached_files = FILES_IN_MEMORY;
+        });
         let two = cluster.mount(true);
         let mut open = make_files(&one);
         wait_for_few(&one);

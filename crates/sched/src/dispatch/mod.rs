@@ -5,8 +5,8 @@
 //! second, `outcome` for the last). A task whose dependency failed permanently is cancelled; the rest of the job continues as far as
 //! possible.
 //!
-//! **Order.** Ready tasks are placed in turn for each user, and first come, first served by (job, task) for one user (see `turns`). A task may be impossible to place because the node that its
-//! policy chose has no capacity, or because no node has the resources that the task needs. Such a task does not hold up later tasks.
+//! **Order.** Ready tasks are placed in turn for each user, and first come, first served by (job, task) for one user (see `turns`). A task
+//! may be impossible to place because the node that its policy chose has no capacity, or because no node has the resources that the task needs. Such a task does not hold up later tasks.
 //!
 //! **A task is placed only where it can run**: on nodes that offer the resources that the task needs and have its programs (see `class`).
 //! The node starts the task when enough of these resources are free (see [`tidemill_model::resources`]).
@@ -400,7 +400,7 @@ impl Dispatcher {
 
     fn owner_of(&self, id: TaskId) -> User {
         let job = self.jobs.get(&self.task(id).job);
-        job.map_or(0, |job| job.owner.uid)
+        job.expect("a job is kept as long as its tasks").owner.uid
     }
 
     fn leave_line(&mut self, line: ReadyQueue, (job, task): (JobId, TaskId)) {

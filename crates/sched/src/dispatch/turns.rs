@@ -45,7 +45,7 @@ impl Turns {
 }
 
 /// Ready tasks that wait in one queue.
-#[derive(Clone, Debug, Default)]
+#[derive(Debug, Default)]
 pub(super) struct Line {
     tasks: BTreeMap<User, BTreeSet<(JobId, TaskId)>>,
 }

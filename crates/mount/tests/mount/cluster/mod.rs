@@ -205,22 +205,20 @@ impl MountCluster {
 
     /// Mounts the cluster like [`Self::mount`], through another address of the server.
     pub fn mount_by(&mut self, endpoint: Endpoint, in_place: bool) -> Mounted {
+        self.mount_with(endpoint, |config| config.in_place = in_place)
+    }
+
+    /// Mounts the cluster with other settings.
+    pub fn mount_with(
+        &mut self,
+        endpoint: Endpoint,
+        set: impl FnOnce(&mut MountConfig),
+    ) -> Mounted {
         self.mounts += 1;
         let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
         std::fs::create_dir(&mountpoint).unwrap();
         let mut config = MountConfig::new(endpoint, None, mountpoint);
-        config.in_place = in_place;
-        Mounted(Some(mount(&config).unwrap()))
-    }
-
-    /// Mounts the cluster like [`Self::mount`], with a limit of the files in memory.
-    pub fn mount_small(&mut self, in_place: bool, cached_files: usize) -> Mounted {
-        self.mounts += 1;
-        let mountpoint = self.directory.path().join(format!("mnt{}", self.mounts));
-        std::fs::create_dir(&mountpoint).unwrap();
-        let mut config = MountConfig::new(self.endpoint(), None, mountpoint);
-        config.in_place = in_place;
-        config.cached_files = cached_files;
+        set(&mut config);
         Mounted(Some(mount(&config).unwrap()))
     }
 

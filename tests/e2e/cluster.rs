@@ -288,13 +288,22 @@ impl Cluster {
         });
     }
 
-    /// Deletes the server's database, rebuilds it and continues. Returns the result of the rebuild.
+    /// Deletes the log of the server's database and its copies, so that only the notes of nodes are left.
+    pub(crate) fn forget_log(&self) {
+        let nodes = (0..self.nodes.len()).map(|index| self.node_directory(index));
+        for directory in nodes.chain([self.path("server")]) {
+            let _ = std::fs::remove_dir_all(directory.join("log"));
+        }
+    }
+
+    /// Deletes the server's database, rebuilds it from the notes of nodes and continues. Returns the result of the rebuild.
     pub(crate) fn rebuild(&mut self) -> Value {
         self.kill_mount();
         self.kill_server();
         for suffix in ["", "-wal", "-shm"] {
             let _ = std::fs::remove_file(self.path(&format!("server/server.db{suffix}")));
         }
+        self.forget_log();
         let server = self.path("server").display().to_string();
         let nodes = 0..self.nodes.len();
         let nodes = nodes.map(|index| self.node_directory(index).display().to_string());

@@ -34,6 +34,7 @@ mod jobs;
 mod kernels;
 mod lineage;
 mod locks;
+mod log;
 mod mapped;
 mod mapper_jobs;
 mod memory_tier;

@@ -593,6 +593,7 @@ fn small_cluster_states_have_name_exit_code_and_log_line() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(bench.cluster.path(&format!("server/server.db{suffix}")));
     }
+    bench.cluster.forget_log();
     let (server, node) = (
         bench.cluster.path("server"),
         bench.cluster.node_directory(0),
@@ -656,6 +657,7 @@ fn removed_node_stays_out_after_rebuild() {
     for suffix in ["", "-wal", "-shm"] {
         let _ = std::fs::remove_file(cluster.path(&format!("server/server.db{suffix}")));
     }
+    cluster.forget_log();
     let server = cluster.path("server").display().to_string();
     let directories = [0, 1, 2].map(|index| cluster.node_directory(index).display().to_string());
     let [zero, one, two] = directories.each_ref().map(String::as_str);

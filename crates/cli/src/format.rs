@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::str::FromStr;
 pub(crate) use tidemill_model::display::bytes;
-use tidemill_model::display::civil;
+use tidemill_model::display::{civil, day_of};
 use tidemill_model::quantity::{self, QuantityError};
 use tidemill_model::replicas;
 use tidemill_server::queue::{AddressError, QueueLocation};
@@ -193,6 +193,36 @@ pub(crate) fn time(nanos: i64) -> String {
     format!("{year:04}-{month:02}-{day:02} {hour:02}:{minute:02}:{second:02}")
 }
 
+/// Parses a time in UTC as [`time`] formats it, with an optional fraction of the second, in nanoseconds since the epoch.
+pub(crate) fn parse_time(text: &str) -> Result<i64, String> {
+    let parse = || {
+        let (date, of_day) = text
+            .strip_suffix('Z')
+            .unwrap_or(text)
+            .split_once([' ', 'T'])?;
+        let mut date = date.split('-').map(|part| part.parse::<i64>().ok());
+        let (year, month, day) = (date.next()??, date.next()??, date.next()??);
+        let (whole, fraction) = of_day.split_once('.').unwrap_or((of_day, ""));
+        let mut whole = whole.split(':').map(|part| part.parse::<i64>().ok());
+        let (hour, minute, second) = (whole.next()??, whole.next()??, whole.next()??);
+        let nanos: i64 = format!("{fraction:0<9}").parse().ok()?;
+        (1..10_000).contains(&year).then_some(())?;
+        (1..13).contains(&month).then_some(())?;
+        let days = day_of(year, month, day);
+        let valid = civil(days) == (year, month, day)
+            && (0..24).contains(&hour)
+            && (0..60).contains(&minute)
+            && (0..60).contains(&second)
+            && (0..1_000_000_000).contains(&nanos);
+        let seconds = days * 86_400 + hour * 3600 + minute * 60 + second;
+        seconds
+            .checked_mul(1_000_000_000)?
+            .checked_add(nanos)
+            .filter(|_| valid)
+    };
+    parse().ok_or_else(|| "expected a time in UTC, such as `2026-11-30 09:15:00`".into())
+}
+
 /// Returns the present time.
 pub(crate) fn now() -> Time {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
@@ -280,6 +310,26 @@ mod tests {
         assert_eq!(span(1_250_000_000), "1.25 s");
         assert_eq!(span(200_000_000_000), "3 min 20 s");
         assert_eq!(span(7_320_000_000_000), "2 h 2 min");
+    }
+
+    #[test]
+    fn time_is_parsed_as_formatted() {
+        for nanos in [1_700_000_000_000_000_000, 1, 951_782_400_000_000_000] {
+            let second = nanos / 1_000_000_000 * 1_000_000_000;
+            assert_eq!(parse_time(&time(nanos)), Ok(second));
+        }
+        assert_eq!(parse_time("1970-01-01T00:00:01.5Z"), Ok(1_500_000_000));
+        for text in [
+            "",
+            "now",
+            "2026-02-30 00:00:00",
+            "2026-11-30",
+            "2026-11-30 24:00:00",
+            "2026-11-30 1:2",
+            "2026-11-30 00:00:00.x",
+        ] {
+            assert!(parse_time(text).is_err(), "{text}");
+        }
     }
 
     #[test]

@@ -4,6 +4,8 @@
 //! If a piece of work fails, SQLite rolls back to the savepoint of that piece, and the other pieces of the commit are unaffected. If the
 //! commit itself fails, no piece of work is stored, each caller receives the reason, and the next commit is attempted normally.
 
+mod log;
+
 use super::budget::{AccessLimits, BudgetTurn, in_place};
 use super::clock;
 use super::connection::Connection;
@@ -16,8 +18,9 @@ use parking_lot::Mutex;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
+use tidemill_log::LogWriter;
 use tokio::sync::oneshot;
 
 /// Maximum number of pieces of work in one commit.
@@ -169,6 +172,8 @@ pub struct Database {
     wakes: Arc<Wakes>,
     /// Whether all work is done on the caller's thread, with one connection, as in a simulation.
     alone: bool,
+    /// The log of the database, which is dropped after all connections.
+    log: OnceLock<Arc<LogWriter>>,
 }
 
 /// Database of a simulated server.
@@ -200,6 +205,7 @@ struct WritingConnection {
     commits: Arc<AtomicU64>,
     /// Reserved space for the database; `None` in memory and on a small device.
     reserve: Option<DatabaseReserve>,
+    log: Option<Arc<LogWriter>>,
     #[cfg(test)]
     syncs: usize,
 }
@@ -253,6 +259,7 @@ impl Database {
             writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
             wakes,
             alone: false,
+            log: OnceLock::new(),
         };
         Ok((database, done))
     }
@@ -296,6 +303,7 @@ impl Database {
             writes: AccessLimits::new(usize::MAX, WRITES_EACH_MAX),
             wakes,
             alone: true,
+            log: OnceLock::new(),
         };
         Ok((database, done))
     }
@@ -543,7 +551,12 @@ impl Database {
         if let Some(writer) = writer {
             let _ = writer.join();
         }
-        drop(self.writing.lock().take());
+        // No transaction can follow, so the last segment has everything.
+        let writing = self.writing.lock().take();
+        if let Some(log) = self.log.get() {
+            log.close();
+        }
+        drop(writing);
     }
 }
 
@@ -668,6 +681,7 @@ impl WritingConnection {
             carried: Vec::new(),
             commits: commits.clone(),
             reserve,
+            log: None,
             #[cfg(test)]
             syncs: 0,
         })))
@@ -790,6 +804,9 @@ impl WritingConnection {
         let changed = self.connection.sql.total_changes();
         if std::mem::replace(&mut self.changed, changed) != changed {
             self.wakes.wake(COMMIT);
+            if let Some(log) = &self.log {
+                log.committed();
+            }
         }
         Ok(())
     }
@@ -842,6 +859,9 @@ impl WritingConnection {
     }
 
     fn rewrite(&self) -> Result<(), String> {
+        if let Some(log) = &self.log {
+            log.disturb();
+        }
         let sql = "PRAGMA wal_checkpoint(TRUNCATE)";
         let busy = self
             .connection

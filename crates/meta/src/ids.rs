@@ -68,6 +68,11 @@ pub fn raise(db: &Connection, counters: &[(&'static str, u64)]) -> Result<(), Fa
     Ok(())
 }
 
+/// Leaves `gap` ids of a kind unused, since a lost server may have issued them.
+pub fn leave_gap(db: &Connection, kind: &str, gap: u64) -> Result<(), Fault> {
+    reserve(db, kind, gap).map(drop)
+}
+
 /// Returns the next value of a counter.
 pub(super) fn next(db: &Connection, kind: &str) -> Result<u64, Fault> {
     let mut statement = db

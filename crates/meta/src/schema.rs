@@ -275,10 +275,22 @@ pub fn create_filled<T, E: From<OpenError> + From<Fault>>(
     let transaction = db.sql.unchecked_transaction().map_err(Fault::from)?;
     let filled = fill(&db)?;
     transaction.commit().map_err(Fault::from)?;
-    db.sql
-        .pragma_update(None, "journal_mode", "DELETE")
-        .map_err(Fault::from)?;
+    drop(db);
+    empty_log(path)?;
     Ok(filled)
+}
+
+/// Moves the content of the write-ahead log of a closed database into the database, so that the file can be moved alone.
+///
+/// # Errors
+/// If the database can't be written.
+pub fn empty_log(path: &Path) -> Result<(), OpenError> {
+    let emptied =
+        Connection::open(path).and_then(|db| db.pragma_update(None, "journal_mode", "DELETE"));
+    emptied.map_err(|source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    })
 }
 
 /// Configures a connection for writing and migrates the tables to the present version.
@@ -353,6 +365,28 @@ fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
     connection.set_db_config(DbConfig::SQLITE_DBCONFIG_ENABLE_QPSG, true)?;
     Ok(())
+}
+
+/// Checks the structure of a closed database.
+///
+/// # Errors
+/// If the database is corrupt or can't be read.
+pub fn check(path: &Path) -> Result<(), OpenError> {
+    let at = |source| OpenError::Database {
+        path: path.display().to_string(),
+        source,
+    };
+    let db = Connection::open(path).map_err(at)?;
+    let found: String = db
+        .query_row("PRAGMA quick_check", [], |row| row.get(0))
+        .map_err(at)?;
+    match found.as_str() {
+        "ok" => Ok(()),
+        _ => Err(OpenError::Content {
+            path: path.display().to_string(),
+            reason: found,
+        }),
+    }
 }
 
 /// Opens the server's database for reading only.

@@ -8,6 +8,8 @@ use tidemill_wire::capability::CapabilityKey;
 
 /// Name of the setting with the time of the recovery of this database, and whether the recovered database was incomplete.
 const REBUILT: &str = "rebuilt";
+/// Name of the setting with the number of the last term of the log.
+const TERM: &str = "log_term";
 /// Name of the setting with the sessions of the mounts that may have locks.
 const LOCKERS: &str = "lockers";
 
@@ -41,6 +43,24 @@ pub fn cluster_id(db: &Connection) -> Result<u64, Fault> {
         .and_then(|bytes| bytes.try_into().ok())
         .map(u64::from_le_bytes)
         .ok_or(Fault::Malformed("the cluster's id is corrupt"))
+}
+
+/// Begins the next term of the log, and returns its number. Each start of a server is a term.
+pub fn begin_term(db: &Connection) -> Result<u64, Fault> {
+    let term = last_term(db)? + 1;
+    set(db, TERM, &term.to_le_bytes())?;
+    Ok(term)
+}
+
+/// Raises the number of the last term of the log, so that the next term is above all terms that have files.
+pub fn raise_term(db: &Connection, last: u64) -> Result<(), Fault> {
+    let last = last.max(last_term(db)?);
+    set(db, TERM, &last.to_le_bytes())
+}
+
+fn last_term(db: &Connection) -> Result<u64, Fault> {
+    let last = get(db, TERM)?.and_then(|bytes| bytes.try_into().ok());
+    Ok(last.map_or(0, u64::from_le_bytes))
 }
 
 /// Records that this database was recovered from nodes, and whether the result was incomplete.

@@ -855,6 +855,13 @@ pub fn find(db: &Connection, object: u64) -> Result<Option<FoundVersion>, Fault>
     })
 }
 
+/// Returns whether the database knows an object: as a version, as a part of one, or as one that is being written.
+pub fn is_known(db: &Connection, object: u64) -> Result<bool, Fault> {
+    let sql = "SELECT 1 FROM held WHERE object = ?1 UNION ALL SELECT 1 FROM writing WHERE object = ?1 \
+               UNION ALL SELECT 1 FROM replica WHERE object = ?1";
+    query::exists(db, sql, [object.cast_signed()])
+}
+
 /// Returns the nodes on which files are being written, with the start time of the newest file on each node.
 pub fn newest_writes(db: &Connection) -> Result<Vec<(u32, Time)>, Fault> {
     let sql = "SELECT node, max(started) FROM writing GROUP BY node";

@@ -24,6 +24,8 @@ pub const NOTED: Signals = Signals(1 << 5);
 pub const REVOKED: Signals = Signals(1 << 6);
 /// The state of a node that is, or may be, suspended has changed.
 pub const SUSPENSIONS: Signals = Signals(1 << 7);
+/// The log of the database, or the copy of the log on a node, has changed.
+pub const LOGGED: Signals = Signals(1 << 8);
 
 /// Signals that have arrived and that no work has handled yet. One task waits for them.
 #[derive(Debug, Default)]

@@ -229,6 +229,14 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
             });
         }
         Message::Notes(notes) => on_notes(daemon, notes),
+        Message::Log(copy) => {
+            let daemon = Arc::clone(daemon);
+            tokio::task::spawn_blocking(move || {
+                let copied = daemon.log_copies.store(&copy);
+                let copied = from_node::Message::Log(copied);
+                daemon.parts().reports.send(copied);
+            });
+        }
         Message::Revoke(revoke) => daemon.revoked.on_revoke(&revoke, now().0),
         Message::Peers(peers) => daemon.parts().fetcher.set_peers(peers),
     }

@@ -8,6 +8,7 @@ use crate::error::Error;
 use crate::executor::{Executor, ExecutorParts};
 use crate::identity::NodeIdentity;
 use crate::labels::NodeLabels;
+use crate::log_copies::LogCopies;
 use crate::power::{Meter, PowerReading};
 use crate::ranks::Ranks;
 use crate::revoked::Revoked;
@@ -55,6 +56,7 @@ pub struct Daemon {
     /// TLS identity of the node; `None` without TLS.
     pub(crate) identity: Option<NodeIdentity>,
     pub(crate) revoked: Revoked,
+    pub(crate) log_copies: LogCopies,
     pub(crate) traffic: Arc<Traffic>,
     pub(crate) ranks: Ranks,
     pub(crate) clocks: Clocks,
@@ -138,6 +140,7 @@ impl Daemon {
         let identity = config.tls.then(|| NodeIdentity::open(&executor.parts().db));
         let identity = identity.transpose()?;
         let meter = config.meter.clone();
+        let log_copies = LogCopies::new(&config.directory);
         Ok(Self {
             meter: meter.map(|meter| (meter.clone(), meter.start())),
             config,
@@ -146,6 +149,7 @@ impl Daemon {
             membership: watch::Sender::new(membership),
             identity,
             revoked: Revoked::default(),
+            log_copies,
             traffic: Arc::default(),
             ranks: Ranks::default(),
             clocks: Clocks::default(),

@@ -28,6 +28,7 @@ pub mod http;
 pub mod identity;
 mod input_reads;
 pub mod labels;
+mod log_copies;
 pub mod memory;
 mod memory_outputs;
 pub mod notes;

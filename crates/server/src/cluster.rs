@@ -11,6 +11,7 @@ pub(crate) mod suspended_connections;
 use crate::ca::Ca;
 use crate::clock;
 use crate::jobs::DriverMessage;
+use crate::log_copies::CopiedLogs;
 use crate::migrations::NodeProperties;
 use crate::notes::NotedChanges;
 use parking_lot::Mutex;
@@ -157,6 +158,7 @@ pub(crate) struct Cluster {
     /// Whether a task will report the free space of the nodes to the namespace.
     refreshing: AtomicBool,
     noted: NotedChanges,
+    copied_logs: CopiedLogs,
     /// Processes that stay connected for suspended nodes and wait for a resume message.
     keepers: Mutex<BTreeMap<u32, (u64, NodeConnection)>>,
     /// Rejected nodes, each with the kind of condition, the reason and the time of the rejection.
@@ -290,6 +292,7 @@ impl Cluster {
             addresses: Mutex::default(),
             refreshing: AtomicBool::new(false),
             noted: NotedChanges::new(names.shared().wakes.clone()),
+            copied_logs: CopiedLogs::new(names.shared().wakes.clone()),
             keepers: Mutex::default(),
             refused: Mutex::default(),
             objects: OnceLock::new(),
@@ -534,6 +537,24 @@ impl Cluster {
         &self.noted
     }
 
+    /// Returns the answers of nodes about copies of the log, and the state of the copies.
+    pub(crate) fn copied_logs(&self) -> &CopiedLogs {
+        &self.copied_logs
+    }
+
+    /// Returns the nodes on disk that store data, each with the name of its host and, if it is up, the number of its connection.
+    pub(crate) fn stores_on_disk(&self) -> BTreeMap<u32, (String, Option<u64>)> {
+        let slots = self.slots.lock();
+        let stores = slots
+            .values()
+            .filter(|slot| slot.status.role == "store" && !slot.in_memory());
+        let store = |slot: &NodeSlot| {
+            let epoch = slot.connection.as_ref().map(|_| slot.epoch);
+            (slot.status.node, (slot.status.host.clone(), epoch))
+        };
+        stores.map(store).collect()
+    }
+
     /// Sends a message to a node. Returns `false` if the node is offline. When a node reconnects, the driver sends the content of lost
     /// messages again.
     pub(crate) fn send(&self, node: u32, message: To) -> bool {
@@ -701,6 +722,7 @@ impl Cluster {
             }
             From::Corrupt(corrupt) => self.report(DriverReport::Corrupt { node, corrupt }),
             From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
+            From::Log(copied) => self.copied_logs.on_copied(node, epoch, copied),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
                     // The caller may have stopped waiting.

@@ -5,6 +5,7 @@ use crate::check::Check;
 use crate::clock;
 use crate::cluster::{Cluster, outbox};
 use crate::conditions::ConditionService;
+use crate::log_copies;
 use crate::namespace_service::refused;
 use crate::orphaned_versions::OrphanedVersions;
 use crate::rules::batches;
@@ -111,6 +112,11 @@ impl ClusterService {
 /// Maximum number of findings of a check that wait to be sent to a client.
 const FINDINGS_MAX: usize = 64;
 
+/// Maximum number of pieces of the log that wait for a slow client.
+const PIECES_MAX: usize = 4;
+
+type LogPieces = Pin<Box<dyn Stream<Item = Result<v1::LogPiece, Status>> + Send>>;
+
 type CheckReplies = Pin<Box<dyn Stream<Item = Result<v1::CheckReply, Status>> + Send>>;
 
 type ToNodes = Pin<Box<dyn Stream<Item = Result<v1::ToNode, Status>> + Send>>;
@@ -215,6 +221,22 @@ impl v1::cluster_server::Cluster for ClusterService {
         tokio::spawn(async move { check.run(request, found).await });
         let replies = tokio_stream::wrappers::ReceiverStream::new(replies);
         Ok(Response::new(Box::pin(replies)))
+    }
+
+    type BackupStream = LogPieces;
+
+    async fn backup(
+        &self,
+        request: Request<v1::BackupRequest>,
+    ) -> Result<Response<LogPieces>, Status> {
+        self.access.need_administrator(&request)?;
+        let log = self.names.database().log().cloned();
+        let log = log.ok_or_else(|| Status::unavailable("the server's database has no log"))?;
+        let (sender, pieces) = tokio::sync::mpsc::channel(PIECES_MAX);
+        let known = request.into_inner().known;
+        tokio::task::spawn_blocking(move || log_copies::send(&log, &known, &sender));
+        let pieces = tokio_stream::wrappers::ReceiverStream::new(pieces);
+        Ok(Response::new(Box::pin(pieces)))
     }
 
     type AttachStream = ToNodes;

@@ -89,6 +89,7 @@ impl ConditionService {
         {
             found.push(kind.of(None, why.clone()));
         }
+        found.extend(self.cluster.copied_logs().condition(database.log()));
         let failed_nodes = database.read(|db| {
             self.add_files(db, &mut found)?;
             self.add_rules(db, &mut found)?;

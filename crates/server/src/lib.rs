@@ -24,6 +24,7 @@ mod lease_recall;
 mod lineage;
 mod local_names;
 mod locks;
+mod log_copies;
 mod migrations;
 mod migrator;
 mod namespace_service;

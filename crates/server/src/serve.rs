@@ -23,6 +23,7 @@ use crate::lease_recall::LeaseRecalls;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNamesService;
 use crate::locks::Locks;
+use crate::log_copies::LogCopies;
 use crate::migrator::{Migrator, PlaceService};
 use crate::namespace_service::NamespaceService;
 use crate::orphaned_versions::{LostWriters, OrphanedVersions};
@@ -38,7 +39,7 @@ use crate::session::Sessions;
 use crate::token_service::TokenService;
 use crate::tokens::{Tokens, TokensError};
 use crate::workspaces::WorkspaceService;
-use crate::{chores, clock};
+use crate::{chores, clock, log_copies};
 use rustix::fs::{FlockOperation, flock};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -82,6 +83,9 @@ const CONNECTIONS_BY_TCP_EACH_MAX: usize = 128;
 
 /// Interval after which changes of names are reported to waiting jobs together.
 const COALESCE: Duration = Duration::from_millis(5);
+
+/// Time limit for nodes to receive the end of the log at the shutdown of the server.
+const LOG_COPIES_MAX: Duration = Duration::from_secs(1);
 
 /// Time limit for another process to release the lock on the server's directory.
 const ENDING: Duration = Duration::from_secs(1);
@@ -231,6 +235,7 @@ pub struct RunningServer {
     runtime: Option<tokio::runtime::Runtime>,
     local: Option<LocalNamesService>,
     names: Arc<SqliteNames>,
+    cluster: Arc<Cluster>,
     driver: Sender<DriverMessage>,
     worker: Option<std::thread::JoinHandle<()>>,
     // The lock is held as long as the server runs.
@@ -328,6 +333,7 @@ impl RunningServer {
             runtime: None,
             local: Some(local),
             names,
+            cluster,
             driver,
             worker: Some(worker),
             _lock: lock,
@@ -360,6 +366,9 @@ impl RunningServer {
 
     /// Ends all connections, commits the accepted changes and closes the database.
     pub async fn shutdown(mut self) {
+        if let Some(log) = self.names.database().log() {
+            self.cluster.copied_logs().finish(log, LOG_COPIES_MAX).await;
+        }
         let _ = self.driver.send(DriverMessage::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
         let local = self.local.take();
@@ -391,6 +400,7 @@ async fn open_names(config: &ServeConfig) -> Result<Arc<SqliteNames>, StartError
     let (owner, database) = (own_user(), config.dir.join("server.db"));
     let names = tokio::task::spawn_blocking(move || SqliteNames::open(&database, owner));
     let names = Arc::new(names.await.map_err(|_| Fault::Closed)??);
+    log_copies::start(names.database(), &config.dir).await?;
     names.keep_kernels_directory(owner).await?;
     tell(&names, config);
     Ok(names)
@@ -435,7 +445,11 @@ fn start_background_tasks(
     conditions: &ConditionService,
 ) {
     let (names, driver) = (parts.names.clone(), parts.driver.clone());
+    let cluster = parts.cluster.clone();
     let mut chores = parts.chores();
+    if let Some(log) = names.database().log() {
+        chores.push(Box::new(LogCopies::new(&cluster, log)));
+    }
     chores.push(Box::new(LostWriters(orphaned_versions)));
     chores.push(Box::new(LoggedConditions::new(conditions)));
     if let Some(keep) = keep_jobs {
@@ -558,6 +572,7 @@ impl ServiceParts {
         TokenService {
             access: self.access.clone(),
             ca: self.cluster.ca().clone(),
+            database: self.names.database().clone(),
         }
     }
 

@@ -5,6 +5,7 @@ use crate::ca::Ca;
 use crate::tokens::{NewToken, TokensError};
 use std::sync::Arc;
 use tidemill_client::Credential;
+use tidemill_meta::commit::Database;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
 
@@ -13,6 +14,16 @@ use tonic::{Request, Response, Status};
 pub(crate) struct TokenService {
     pub(crate) access: Arc<Access>,
     pub(crate) ca: Arc<Ca>,
+    pub(crate) database: Arc<Database>,
+}
+
+impl TokenService {
+    /// Adds the changed tokens to the log, from which a lost server is recovered.
+    fn log(&self) {
+        if let Some(log) = self.database.log() {
+            log.committed();
+        }
+    }
 }
 
 impl From<TokensError> for Status {
@@ -81,6 +92,7 @@ impl v1::tokens_server::Tokens for TokenService {
         };
         let access = self.access.clone();
         let (token, secret) = kept(move || access.tokens().create(wanted)).await?;
+        self.log();
         tracing::info!(
             token = token.number(),
             ?uid,
@@ -126,6 +138,7 @@ impl v1::tokens_server::Tokens for TokenService {
         })?;
         let (access, ended) = (self.access.clone(), token.clone());
         kept(move || access.tokens().revoke(&ended)).await?;
+        self.log();
         tracing::info!(token = number, by = peer.uid, "a token was revoked");
         Ok(Response::new(token.shown()))
     }

@@ -89,6 +89,12 @@ kinds! {
     SERVER_DATABASE = "server-database", DEGRADED, "repair the disk of the server's directory, then restart the server";
     /// The server cannot put labels into the label queue.
     QUEUE_OFFLINE = "queue-offline", DEGRADED, "start NATS, or repair the connection to it";
+    /// The server's database changes, and too few nodes receive the log of the changes.
+    LOG_DELAYED = "log-delayed", DEGRADED,
+        "make space on the named disk, or start the named node; see the server's log";
+    /// The nodes have a log of a later state than the server's database.
+    DATABASE_OLD = "database-old", DEGRADED,
+        "stop the server, and recover its database: `tidemill server recover`";
     /// The server's database was recovered from incomplete data.
     REBUILT_INCOMPLETE = "rebuilt-incomplete", DEGRADED,
         "`tidemill server recover` with better copies, if there are any";

@@ -33,6 +33,7 @@ fn brief(message: &To) -> String {
         To::Probe(_) => "a question for load".into(),
         To::Suspend(_) => "suspend".into(),
         To::Resume(_) => "resume".into(),
+        To::Log(copy) => format!("a piece of the log {}", copy.name),
         To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
     }
 }

@@ -375,6 +375,8 @@ impl SimulatedNode {
             To::Ack(ack) => life
                 .labels
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
+            // A simulated server has no log.
+            To::Log(_) => {}
             To::Notes(notes) => {
                 let count = notes.notes.len();
                 let change = move |connection: &Connection| notes::put(connection, &notes.notes);

@@ -4,7 +4,7 @@ use super::token::Token;
 use super::{exact, given, list, records};
 use crate::files::ClusterPath;
 use crate::format::{Bytes, Time};
-use tidemill_server::rebuild::{LostFoundEntry, Rebuilt};
+use tidemill_server::rebuild::{LostFoundEntry, Rebuilt, RecoveredFromLog};
 use tidemill_wire::v1;
 
 records! {
@@ -217,6 +217,33 @@ records! {
         incomplete: bool = of.less,
     }
 
+    /// Copied files of the log of the server's database.
+    Backup {
+        files: u64, bytes: Bytes,
+        /// Moment of the last copied state; 0 if nothing was copied.
+        time: Time,
+    }
+
+    /// Metadata that was recovered from the log of the server's database.
+    RecoveredLog {
+        /// Moment of the recovered state.
+        time: Time, term: u64, segment: u64,
+        /// Whether nothing was changed.
+        dry_run: bool,
+        /// Numbers of the nodes whose objects were compared.
+        members: Vec<u32>,
+        /// Files that were sealed after the end of the log.
+        added: Vec<String>,
+        /// Objects on nodes that belong to no file.
+        unknown: u64,
+        /// Files of the server's directory.
+        attached: Vec<String>,
+        /// First and last segment that are not complete.
+        missing_segments: Option<(u64, u64)>,
+        /// Files of the log that can't be used, with the reasons.
+        unusable: Vec<String>,
+    }
+
     /// File that could not get its own place.
     LostAndFound from of: LostFoundEntry { path: String = exact(&of.path), was: String = exact(&of.was) }
 
@@ -234,4 +261,25 @@ records! {
 
     /// Directory with the manual pages.
     ManualPages { directory: String }
+}
+
+impl RecoveredLog {
+    /// Describes a recovery.
+    pub(crate) fn of(recovered: &RecoveredFromLog, dry_run: bool) -> Self {
+        let restored = &recovered.restored;
+        let unusable = restored.unusable.iter();
+        let unusable = unusable.map(|(path, problem)| format!("{}: {problem}", exact(path)));
+        Self {
+            time: Time(restored.time),
+            term: restored.last.term,
+            segment: restored.last.number,
+            dry_run,
+            members: recovered.nodes.clone(),
+            added: recovered.added.iter().map(exact).collect(),
+            unknown: recovered.unknown,
+            attached: recovered.attached.clone(),
+            missing_segments: restored.gap,
+            unusable: unusable.collect(),
+        }
+    }
 }

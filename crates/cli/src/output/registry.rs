@@ -113,6 +113,7 @@ registry! {
     remote::RecoverableFiles [remote::RecoverableFile]: "node recover-files";
     messages::RecoveredFiles: "node recover-files";
     health::Health: "cluster health";
+    messages::Backup: "cluster backup";
     check::Finding: "cluster fsck";
     check::Checked: "cluster fsck";
     health::ScrubRequest: "cluster scrub";
@@ -125,6 +126,7 @@ registry! {
     config::Configuration [config::ShownSetting]: "config show";
     messages::ConfigurationCheck: "config check";
     messages::RecoveredCluster: "server recover";
+    messages::RecoveredLog: "server recover";
     apps::Applications [apps::Application]: "async status";
     plan::Simulated [tidemill_plan::sim::TaskReport]: "plan run";
     plan::Sweep: "plan sweep";

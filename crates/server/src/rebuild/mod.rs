@@ -7,6 +7,7 @@
 
 mod files;
 mod kept;
+mod log;
 mod parts;
 mod tree;
 
@@ -16,6 +17,7 @@ use files::RecoveredFiles;
 use kept::RecoveredNode;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use tidemill_log::RestoreError;
 use tidemill_meta::jobs::data::{self, TaskInput};
 use tidemill_meta::jobs::records::{self, EndedJob, EndedTask};
 use tidemill_meta::jobs::spec::StoredTask;
@@ -29,6 +31,8 @@ use tidemill_model::id::{Inode, JobId, NodeId, ObjectId, TaskId};
 use tidemill_model::object::Placed;
 use tidemill_wire::v1::{NameNote, State};
 
+pub use log::{LogRecovery, RecoveredFromLog, recover};
+pub use tidemill_log::Restored;
 pub use tidemill_meta::node_database::NodeProblem;
 
 /// Number of ids left free after the largest id that a node knows. The gap exceeds the number of ids that clients can have reserved.
@@ -108,6 +112,19 @@ pub enum RecoverError {
     /// The new database can't be opened.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// No database can be restored from the log.
+    #[error(transparent)]
+    Log(RestoreError),
+    /// The log is encrypted, and the cluster's key is not known.
+    #[error(
+        "the log is encrypted: name the directory of a node, or the file with the cluster's key (--key): {path}: {source}"
+    )]
+    NoKey {
+        /// File in which the key was looked for.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: std::io::Error,
+    },
     /// A row of the new database can't be written.
     #[error("can't write the new database: {0}")]
     Write(#[from] Fault),
@@ -125,7 +142,6 @@ pub fn rebuild(
     nodes: &[PathBuf],
     root_owner: (u32, u32),
 ) -> Result<Rebuilt, RecoverError> {
-    let database = dir.join("server.db");
     let all = nodes.iter().map(|path| kept::read(path));
     let mut all = all.collect::<Result<Vec<_>, _>>()?;
     kept::check(&all)?;
@@ -135,30 +151,47 @@ pub fn rebuild(
         return Err(RecoverError::NoNodes);
     }
     kept::assign_inodes_from_notes(&mut all);
-    let file = |path: &Path, source| RecoverError::File {
+    let (_lock, database) = prepare(dir)?;
+    let fresh = beside(&database, ".rebuilt");
+    let _ = std::fs::remove_file(&fresh);
+    let made = serve::private().open(&fresh);
+    let made = made.map_err(|source| file_error(&fresh, source))?;
+    let rebuilt = write(&fresh, (&all, &removed), root_owner)?;
+    drop(made);
+    install(dir, &fresh, &database)?;
+    Ok(rebuilt)
+}
+
+fn file_error(path: &Path, source: std::io::Error) -> RecoverError {
+    RecoverError::File {
         path: path.to_owned(),
         source,
-    };
-    std::fs::create_dir_all(dir).map_err(|source| file(dir, source))?;
-    let _lock = serve::lock(dir)?;
+    }
+}
+
+/// Creates and locks a server's directory. Returns the lock, and the path of the database, which does not exist.
+fn prepare(dir: &Path) -> Result<(std::fs::File, PathBuf), RecoverError> {
+    let database = dir.join("server.db");
+    std::fs::create_dir_all(dir).map_err(|source| file_error(dir, source))?;
+    let lock = serve::lock(dir)?;
     // A server that started without its database creates an empty file before it fails.
     if std::fs::metadata(&database).is_ok_and(|meta| meta.len() > 0) {
         return Err(RecoverError::Exists(database));
     }
-    let fresh = beside(&database, ".rebuilt");
-    let _ = std::fs::remove_file(&fresh);
-    let made = serve::private().open(&fresh);
-    let made = made.map_err(|source| file(&fresh, source))?;
-    let rebuilt = write(&fresh, (&all, &removed), root_owner)?;
-    made.sync_all().map_err(|source| file(&fresh, source))?;
+    Ok((lock, database))
+}
+
+/// Makes a complete database, whose write-ahead log is empty, the server's database.
+fn install(dir: &Path, fresh: &Path, database: &Path) -> Result<(), RecoverError> {
+    let synced = std::fs::File::open(fresh).and_then(|made| made.sync_all());
+    synced.map_err(|source| file_error(fresh, source))?;
     // SQLite would use the log of the lost database for the new database.
     for suffix in ["-wal", "-shm"] {
-        let _ = std::fs::remove_file(beside(&database, suffix));
+        let _ = std::fs::remove_file(beside(database, suffix));
     }
-    std::fs::rename(&fresh, &database).map_err(|source| file(&database, source))?;
+    std::fs::rename(fresh, database).map_err(|source| file_error(database, source))?;
     let synced = std::fs::File::open(dir).and_then(|dir| dir.sync_all());
-    synced.map_err(|source| file(dir, source))?;
-    Ok(rebuilt)
+    synced.map_err(|source| file_error(dir, source))
 }
 
 fn beside(database: &Path, suffix: &str) -> PathBuf {

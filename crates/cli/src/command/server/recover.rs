@@ -1,39 +1,51 @@
-//! `tidemill server recover`: recovers a lost server database from the nodes.
+//! `tidemill server recover`: recovers a lost server database from its log, or from the notes of the nodes.
 
 use crate::context::CommandContext;
 use crate::format;
 use crate::output::Message;
-use crate::output::messages::RecoveredCluster;
+use crate::output::messages::{RecoveredCluster, RecoveredLog};
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
-use tidemill_server::rebuild::{self, LostFoundEntry, Rebuilt};
+use tidemill_server::rebuild::{self, LogRecovery, LostFoundEntry, Rebuilt, RecoveredFromLog};
 
 const EXAMPLES: &str = "Examples:
   tidemill server recover                            the cluster of `tidemill up`, after its server.db was lost
-  tidemill server recover --data-dir /srv/server /srv/el-0 /copies/node-1.db
+  tidemill server recover --data-dir /srv/server /copies/node-0 /copies/node-1
+  tidemill server recover --dry-run --until '2026-11-30 09:15:00' /copies/node-0
 
-Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere first. Name every node of the
-cluster: its directory, or a copy of its node.db. `sqlite3 node.db '.backup COPY'` copies the database of a
-running node; a plain copy lacks the writes in node.db-wal, and is refused. Names, links, owners, modes, times, versions,
-extended attributes and lineage are restored as the server last noted them on the nodes, about a second after each change.
-Records that only the server has are lost: lifetimes, job files, and unfinished jobs.
+Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere first. A source is the directory of a node, or a
+directory with a backup or a copy of a node's `log`. Two nodes have the log of the server's database, complete up to half a second
+before the loss. Name every node of the cluster to add the files that were sealed after that. The log also has the tokens and the
+certificate of the cluster.
 
-Exit codes: 0 all files that nodes know of were found, 1 some were not found, or the database could not be made.";
+Without any log, names, links, owners, modes, times, versions, attributes and lineage are restored from the notes of the nodes
+(directories of nodes, or copies of node.db), and lifetimes, job files and unfinished jobs are lost.
+
+Exit codes: 0 everything was recovered, 1 something is missing, or the database could not be made.";
 
 /// Maximum number of files that the text names; JSON names all.
 const SHOWN_MAX: usize = 20;
 
-/// Recover a lost server database from the records of the nodes
+/// Recover a lost server database from the copies of its log
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(super) struct Args {
     /// The server's directory [default: DIR/server]
     #[arg(long, value_name = "DIRECTORY", env = "TIDEMILL_SERVER_DATA_DIR")]
     data_dir: Option<PathBuf>,
-    /// Directories of all nodes, or copies of their node.db [default: those of `tidemill up`]
-    #[arg(value_name = "NODE")]
-    nodes: Vec<PathBuf>,
+    /// Restore the state at this moment (UTC)
+    #[arg(long, value_name = "TIME", value_parser = format::parse_time)]
+    until: Option<i64>,
+    /// File with the cluster's key, if no node's directory is given [default: cluster.key in the server's directory]
+    #[arg(long, value_name = "FILE")]
+    key: Option<PathBuf>,
+    /// Restore and check everything, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Directories of all nodes, and directories with copies of the log [default: those of `tidemill up`]
+    #[arg(value_name = "SOURCE")]
+    sources: Vec<PathBuf>,
 }
 
 pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<ExitCode> {
@@ -41,7 +53,7 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         .data_dir
         .or_else(|| context.config.server.data_dir.clone());
     let directory = directory.unwrap_or_else(|| context.cluster.server());
-    let nodes = if args.nodes.is_empty() {
+    let nodes = if args.sources.is_empty() {
         let ids = context.cluster.nodes().into_iter();
         let mut all: Vec<PathBuf> = ids.map(|id| context.cluster.node(id)).collect();
         let server_cores = directory.join("cores");
@@ -53,19 +65,120 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         );
         all
     } else {
-        args.nodes
+        args.sources
     };
     let owner = (
         rustix::process::geteuid().as_raw(),
         rustix::process::getegid().as_raw(),
     );
-    context.note(format_args!("reading {} nodes", nodes.len()));
+    context.note(format_args!(
+        "reading {}",
+        format::count(nodes.len() as u64, "source")
+    ));
+    let options = LogRecovery {
+        until: args.until,
+        key: args.key,
+        dry_run: args.dry_run,
+    };
+    let from_log = {
+        let (directory, nodes, options) = (directory.clone(), nodes.clone(), options.clone());
+        let recover = move || rebuild::recover(&directory, &nodes, &options);
+        tokio::task::spawn_blocking(recover).await??
+    };
+    if let Some(recovered) = from_log {
+        let message = Message(
+            of_log(&recovered, args.dry_run),
+            RecoveredLog::of(&recovered, args.dry_run),
+        );
+        context.output.show(&message)?;
+        return Ok(ExitCode::from(u8::from(recovered.restored.gap.is_some())));
+    }
+    if options.until.is_some() || options.dry_run {
+        anyhow::bail!(
+            "no source has a log of the server's database; --until and --dry-run need one"
+        );
+    }
     let rebuilt = rebuild::rebuild(&directory, &nodes, owner)?;
     context.output.show(&Message(
         summary(&rebuilt),
         RecoveredCluster::from(&rebuilt),
     ))?;
     Ok(ExitCode::from(u8::from(rebuilt.less)))
+}
+
+fn of_log(recovered: &RecoveredFromLog, dry_run: bool) -> String {
+    let restored = &recovered.restored;
+    let mut text = format!(
+        "{} the state of {} (term {}, segment {}) from the log",
+        if dry_run {
+            "could recover"
+        } else {
+            "recovered"
+        },
+        format::time(restored.time),
+        restored.last.term,
+        restored.last.number,
+    );
+    let unusable = restored
+        .unusable
+        .iter()
+        .map(|(path, problem)| format!("{}: {problem}", readable(path)))
+        .collect();
+    let lists = [
+        (
+            "files were sealed later, and were added from nodes",
+            shown(&recovered.added),
+        ),
+        (
+            "files of the log can't be used; copies of them may have been",
+            unusable,
+        ),
+    ];
+    for (what, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
+        add_list(&mut text, what, list);
+    }
+    if let Some((first, last)) = restored.gap {
+        let _ = write!(
+            text,
+            "\nsegments {first} to {last} are not complete: what they changed is lost. Name more nodes, or other copies of the log, if there are any"
+        );
+    }
+    if recovered.unknown > 0 {
+        let _ = write!(
+            text,
+            "\n{} without a file in this state: nodes keep them (`tidemill cluster fsck` shows them)",
+            format::count(recovered.unknown, "object")
+        );
+    }
+    match recovered.nodes.as_slice() {
+        [] => text += "\nno node was given: files that were sealed after this state are not in it",
+        nodes => {
+            _ = write!(
+                text,
+                "\ncompared with the objects of nodes {}",
+                numbers(nodes)
+            )
+        }
+    }
+    if !dry_run {
+        text += "\nstart the server to use it (`tidemill up`)";
+    }
+    text
+}
+
+/// Adds a list with its heading, shortened.
+fn add_list(text: &mut String, what: &str, list: &[String]) {
+    let _ = write!(text, "\n{} {what}:", list.len());
+    for one in list.iter().take(SHOWN_MAX) {
+        let _ = write!(text, "\n  {one}");
+    }
+    if list.len() > SHOWN_MAX {
+        let _ = write!(
+            text,
+            "\n  and {} more (--json names all)",
+            list.len() - SHOWN_MAX
+        );
+    }
 }
 
 fn summary(rebuilt: &Rebuilt) -> String {
@@ -95,17 +208,7 @@ fn summary(rebuilt: &Rebuilt) -> String {
         ),
     ];
     for (what, list) in lists.iter().filter(|(_, list)| !list.is_empty()) {
-        let _ = write!(text, "\n{} {what}:", list.len());
-        for one in list.iter().take(SHOWN_MAX) {
-            let _ = write!(text, "\n  {one}");
-        }
-        if list.len() > SHOWN_MAX {
-            let _ = write!(
-                text,
-                "\n  and {} more (--json names all)",
-                list.len() - SHOWN_MAX
-            );
-        }
+        add_list(&mut text, what, list);
     }
     text += &warnings(rebuilt);
     text += "\nnot kept by nodes: lifetimes, job files, jobs that had not ended, times of directories, which files triggered rules";

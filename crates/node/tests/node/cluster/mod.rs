@@ -86,6 +86,15 @@ impl Cluster for Service {
         Err(Status::unimplemented("a node asks for no check"))
     }
 
+    type BackupStream = tokio_stream::Empty<Result<v1::LogPiece, Status>>;
+
+    async fn backup(
+        &self,
+        _: Request<v1::BackupRequest>,
+    ) -> Result<Response<Self::BackupStream>, Status> {
+        Err(Status::unimplemented("a node asks for no backup"))
+    }
+
     async fn attach(
         &self,
         request: Request<Streaming<v1::FromNode>>,

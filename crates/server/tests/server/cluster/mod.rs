@@ -221,6 +221,14 @@ impl FakeNode {
     async fn take(&mut self, message: v1::ToNode) -> Option<To> {
         match message.message {
             Some(To::Peers(_)) => None,
+            Some(To::Log(copy)) => {
+                let copied = v1::LogCopied {
+                    name: copy.name,
+                    ..v1::LogCopied::default()
+                };
+                self.send(From::Log(copied)).await;
+                None
+            }
             Some(To::Notes(notes)) => {
                 let change = notes.notes.iter().map(|note| note.change).max();
                 let change = change.unwrap_or(0);

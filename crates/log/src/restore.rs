@@ -1,0 +1,341 @@
+//! Restores a database from the files of a log.
+
+use crate::file::{AttachedFile, Chunk, FileProblem, FileReader, Header, LogKey, hash_of};
+use crate::name::{FileKind, FileName};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufReader};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Database that was restored from a log.
+#[derive(Debug)]
+pub struct Restored {
+    /// Last file that was applied.
+    pub last: FileName,
+    /// Id of the cluster.
+    pub cluster: u64,
+    /// Moment of the restored state, in nanoseconds since the epoch.
+    pub time: i64,
+    /// Number of segments after the snapshot.
+    pub segments: u64,
+    /// Highest term of all files.
+    pub term_max: u64,
+    /// Files of the server's directory.
+    pub attached: Vec<AttachedFile>,
+    /// Number of the first segment that is missing although later ones exist, and number of the last one; `None` if none is missing.
+    pub gap: Option<(u64, u64)>,
+    /// Files that can't be used, each with the reason. Copies of them may have been used.
+    pub unusable: Vec<(PathBuf, FileProblem)>,
+}
+
+/// Reason why no database could be restored.
+#[derive(Debug, thiserror::Error)]
+pub enum RestoreError {
+    /// The operating system returned an error.
+    #[error("{path}: {source}")]
+    Io {
+        /// File or directory.
+        path: PathBuf,
+        /// Error of the operating system.
+        source: io::Error,
+    },
+    /// The directories have no files of a log, or none from the time asked for.
+    #[error("no snapshot was found{}", first(.unusable))]
+    NoSnapshot {
+        /// Files that can't be used, each with the reason.
+        unusable: Vec<(PathBuf, FileProblem)>,
+    },
+    /// Two servers wrote logs of the same term.
+    #[error(
+        "two servers wrote logs of the same term: {}; move the files of all but one elsewhere",
+        .0.iter().map(|(term, log)| format!("{term:08}-{log:08x}")).collect::<Vec<_>>().join(" and ")
+    )]
+    TwoLogs(Vec<(u64, u32)>),
+}
+
+fn first(unusable: &[(PathBuf, FileProblem)]) -> String {
+    match unusable.first() {
+        Some((path, problem)) => format!(
+            ", and files can't be used, for example {}: {problem}",
+            path.display()
+        ),
+        None => String::new(),
+    }
+}
+
+/// Restores a database from the files of a log in `directories`, which may be copies of one log with different gaps and damages. The
+/// database has the last state that the log has, or the last state at the moment `until` in nanoseconds since the epoch.
+///
+/// # Errors
+/// No snapshot can be used, two servers wrote the log at the same time, or `into` can't be written. `into` is incomplete in that case.
+pub fn restore(
+    directories: &[PathBuf],
+    key: &LogKey,
+    until: Option<i64>,
+    into: &Path,
+) -> Result<Restored, RestoreError> {
+    let copies = Copies::find(directories)?;
+    let mut options = OpenOptions::new();
+    options.write(true).read(true).create(true).truncate(true);
+    let database = options.mode(0o600).open(into);
+    let mut restore = Restore {
+        database: database.map_err(|source| io_error(into, source))?,
+        path: into,
+        key,
+        until: until.unwrap_or(i64::MAX),
+        unusable: Vec::new(),
+    };
+    let term_max = copies.files.keys().map(|name| name.term).max();
+    for term in copies.terms() {
+        let names = copies.files.keys().filter(|name| name.term == term);
+        let logs: BTreeSet<_> = names.map(|name| (name.term, name.log)).collect();
+        let mut found = Vec::new();
+        for &log in &logs {
+            found.extend(restore.snapshot(&copies, log)?);
+        }
+        if found.len() > 1 {
+            return Err(RestoreError::TwoLogs(logs.into_iter().collect()));
+        }
+        let Some((header, mut attached)) = found.pop() else {
+            continue;
+        };
+        let (header, segments) = restore.segments(&copies, header, &mut attached)?;
+        let pages = u64::from(header.pages) * u64::from(header.page_size);
+        let end = |file: &File| file.set_len(pages).and_then(|()| file.sync_all());
+        end(&restore.database).map_err(|source| io_error(into, source))?;
+        return Ok(Restored {
+            last: header.name,
+            cluster: header.cluster,
+            time: header.time,
+            segments,
+            term_max: term_max.unwrap_or(term),
+            attached,
+            gap: restore.gap(&copies, &header),
+            unusable: restore.unusable,
+        });
+    }
+    let unusable = restore.unusable;
+    Err(RestoreError::NoSnapshot { unusable })
+}
+
+fn io_error(path: &Path, source: io::Error) -> RestoreError {
+    let path = path.to_owned();
+    RestoreError::Io { path, source }
+}
+
+/// All copies of the files of logs.
+struct Copies {
+    files: BTreeMap<FileName, Vec<PathBuf>>,
+}
+
+impl Copies {
+    fn find(directories: &[PathBuf]) -> Result<Self, RestoreError> {
+        let mut files: BTreeMap<FileName, Vec<PathBuf>> = BTreeMap::new();
+        for directory in directories {
+            let read = std::fs::read_dir(directory);
+            for entry in read.map_err(|source| io_error(directory, source))? {
+                let entry = entry.map_err(|source| io_error(directory, source))?;
+                let name = entry
+                    .file_name()
+                    .to_str()
+                    .and_then(|name| name.parse().ok());
+                if let Some(name) = name {
+                    files.entry(name).or_default().push(entry.path());
+                }
+            }
+        }
+        Ok(Self { files })
+    }
+
+    /// Returns the terms of the logs, the last one first.
+    fn terms(&self) -> Vec<u64> {
+        let terms: BTreeSet<u64> = self.files.keys().map(|name| name.term).collect();
+        terms.into_iter().rev().collect()
+    }
+
+    fn of(&self, name: FileName) -> &[PathBuf] {
+        self.files.get(&name).map_or(&[], Vec::as_slice)
+    }
+}
+
+struct Restore<'a> {
+    database: File,
+    path: &'a Path,
+    key: &'a LogKey,
+    until: i64,
+    unusable: Vec<(PathBuf, FileProblem)>,
+}
+
+impl Restore<'_> {
+    /// Writes the pages of the last snapshot of a log that can be used.
+    fn snapshot(
+        &mut self,
+        copies: &Copies,
+        (term, log): (u64, u32),
+    ) -> Result<Option<(Header, Vec<AttachedFile>)>, RestoreError> {
+        let names = copies
+            .files
+            .keys()
+            .filter(|name| (name.term, name.log, name.kind) == (term, log, FileKind::Snapshot));
+        for &name in names.rev() {
+            for path in copies.of(name) {
+                match self.apply(path, name, None) {
+                    Ok(applied) => match applied {
+                        Some(applied) => return Ok(Some(applied)),
+                        None => break,
+                    },
+                    Err(problem) => self.refuse(path, problem)?,
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Applies the segments after a state, and replaces the attached files by changed ones. Returns the last state, and the number of segments.
+    fn segments(
+        &mut self,
+        copies: &Copies,
+        mut state: Header,
+        attached: &mut Vec<AttachedFile>,
+    ) -> Result<(Header, u64), RestoreError> {
+        let mut count = 0;
+        'segments: loop {
+            let name = FileName {
+                number: state.name.number + 1,
+                kind: FileKind::Segment,
+                ..state.name
+            };
+            for path in copies.of(name) {
+                match self.apply(path, name, Some(&state)) {
+                    Ok(Some((header, changed))) => {
+                        state = header;
+                        if !changed.is_empty() {
+                            *attached = changed;
+                        }
+                        count += 1;
+                        continue 'segments;
+                    }
+                    Ok(None) => return Ok((state, count)),
+                    Err(problem) => self.refuse(path, problem)?,
+                }
+            }
+            return Ok((state, count));
+        }
+    }
+
+    /// Returns the first missing segment and the last existing one, if segments exist after the first missing one.
+    fn gap(&self, copies: &Copies, state: &Header) -> Option<(u64, u64)> {
+        let missing = state.name.number + 1;
+        let later = copies.files.keys().filter(|name| {
+            (name.term, name.log) == (state.name.term, state.name.log) && name.number >= missing
+        });
+        let last = later.map(|name| name.number).max()?;
+        (self.until == i64::MAX).then_some((missing, last))
+    }
+
+    fn refuse(&mut self, path: &Path, problem: FileProblem) -> Result<(), RestoreError> {
+        if let FileProblem::Database(source) = problem {
+            return Err(io_error(self.path, source));
+        }
+        self.unusable.push((path.to_owned(), problem));
+        Ok(())
+    }
+
+    /// Applies a file to a state; `None` for a snapshot. Returns the state after the file, unless the file is later than the moment asked for.
+    fn apply(
+        &self,
+        path: &Path,
+        name: FileName,
+        state: Option<&Header>,
+    ) -> Result<Option<(Header, Vec<AttachedFile>)>, FileProblem> {
+        // The whole file is checked before the first change, so that another copy can be applied if this one is damaged.
+        let header = self.check(path, name, state)?;
+        if header.time > self.until {
+            return Ok(None);
+        }
+        let (mut reader, attached) = FileReader::open(open(path)?, name, self.key)?;
+        if state.is_none() {
+            self.database.set_len(0).map_err(FileProblem::Database)?;
+        }
+        let size = header.page_size as usize;
+        while let Some(chunk) = reader.chunk()? {
+            let contents = self.contents(&chunk, (state, size))?;
+            for (number, page) in chunk.numbers.iter().zip(contents.chunks_exact(size)) {
+                let place = u64::from(number - 1) * size as u64;
+                let written = self.database.write_all_at(page, place);
+                written.map_err(FileProblem::Database)?;
+            }
+        }
+        let length = u64::from(header.pages) * size as u64;
+        self.database
+            .set_len(length)
+            .map_err(FileProblem::Database)?;
+        Ok(Some((header, attached)))
+    }
+
+    fn check(
+        &self,
+        path: &Path,
+        name: FileName,
+        state: Option<&Header>,
+    ) -> Result<Header, FileProblem> {
+        let (mut reader, _) = FileReader::open(open(path)?, name, self.key)?;
+        let header = reader.header;
+        if header.time > self.until {
+            return Ok(header);
+        }
+        let fits = match state {
+            None => header.stored == header.pages,
+            Some(state) => (header.cluster, header.page_size) == (state.cluster, state.page_size),
+        };
+        let mut last = 0;
+        while let Some(chunk) = reader.chunk()? {
+            for &number in &chunk.numbers {
+                if number <= last || number > header.pages {
+                    return Err(FileProblem::Damaged);
+                }
+                last = number;
+            }
+            self.contents(&chunk, (state, header.page_size as usize))?;
+        }
+        match fits {
+            true => Ok(header),
+            false => Err(FileProblem::OutOfOrder),
+        }
+    }
+
+    /// Returns the new contents of a chunk's pages.
+    fn contents(
+        &self,
+        chunk: &Chunk,
+        (state, size): (Option<&Header>, usize),
+    ) -> Result<Vec<u8>, FileProblem> {
+        let mut contents = chunk.changes.clone();
+        if let Some(state) = state {
+            let mut former = vec![0; size];
+            let pages = contents.chunks_exact_mut(size);
+            for (number, page) in chunk.numbers.iter().zip(pages) {
+                if *number > state.pages {
+                    continue;
+                }
+                let place = u64::from(number - 1) * size as u64;
+                let read = self.database.read_exact_at(&mut former, place);
+                read.map_err(FileProblem::Database)?;
+                page.iter_mut()
+                    .zip(&former)
+                    .for_each(|(new, former)| *new ^= former);
+            }
+        }
+        let mut hash = blake3::Hasher::new();
+        hash.update(&contents);
+        match hash_of(&hash) == chunk.hash {
+            true => Ok(contents),
+            false => Err(FileProblem::OutOfOrder),
+        }
+    }
+}
+
+fn open(path: &Path) -> io::Result<BufReader<File>> {
+    Ok(BufReader::with_capacity(1 << 18, File::open(path)?))
+}

@@ -1,0 +1,488 @@
+//! Copies the log of the database to nodes (next: `node/src/log_copies.rs`).
+//!
+//! Two nodes have a copy, on different hosts if possible. The server compares the names of its own files with those on a node, sends the
+//! missing files in pieces, and removes files that it does not have any more. One message to a node is in flight at a time, so a slow node
+//! delays only its own copy.
+
+use crate::StartError;
+use crate::chores::{Chore, Due, Step};
+use crate::cluster::Cluster;
+use parking_lot::Mutex;
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::Write as _;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidemill_log::{FileKind, FileName, LogKey, LogSettings, LogWriter};
+use tidemill_meta::commit::Database;
+use tidemill_meta::wakes::{LOGGED, NODES, Wakes};
+use tidemill_meta::{Fault, settings};
+use tidemill_model::timers::Signals;
+use tidemill_wire::condition;
+use tidemill_wire::v1::{self, to_node::Message as To};
+use tonic::Status;
+
+/// Number of nodes that have a copy.
+const COPIES: usize = 2;
+/// Time for which a node may be offline before another node gets its copy, and time for which a copy may be incomplete before this is a
+/// condition.
+const ABSENCE_MAX: Duration = Duration::from_secs(30);
+/// Maximum length of the content of a message.
+const PIECE: u64 = 256 << 10;
+/// Shortest time between two looks at the copies.
+const REST: Duration = Duration::from_millis(5);
+/// Pause after a node could not store a file.
+const AGAIN: Duration = Duration::from_secs(2);
+/// Time for which the log keeps earlier states of the database.
+const RETENTION: Duration = Duration::from_secs(3600);
+/// File with the cluster's key in hexadecimal digits, in the server's directory.
+pub(crate) const KEY_FILE: &str = "cluster.key";
+/// Files of the server's directory that are part of the log.
+const ATTACHED: [&str; 3] = ["ca.pem", "token", "tokens"];
+
+/// Starts the log of a server's database, in the directory `log` of the server's directory.
+pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), StartError> {
+    let term = database.write(settings::begin_term).await?;
+    let (key, cluster) = database.read(|db| Ok((settings::key(db)?, settings::cluster_id(db)?)))?;
+    let at = |path: &Path, source| StartError::File {
+        path: path.display().to_string(),
+        source,
+    };
+    keep_key(&dir.join(KEY_FILE), key.as_bytes())
+        .map_err(|source| at(&dir.join(KEY_FILE), source))?;
+    let log = LogSettings {
+        directory: dir.join("log"),
+        database: dir.join("server.db"),
+        key: LogKey::new(key.as_bytes()),
+        cluster,
+        term,
+        retention: RETENTION,
+        attached: ATTACHED.map(|name| dir.join(name)).to_vec(),
+    };
+    let started = database.start_log(log, LOGGED);
+    started.map_err(|source| at(&dir.join("log"), source))
+}
+
+/// Writes the cluster's key to a file that administrators copy to a safe place.
+fn keep_key(path: &Path, key: &[u8]) -> std::io::Result<()> {
+    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    if std::fs::read_to_string(path).is_ok_and(|known| known.trim() == text) {
+        return Ok(());
+    }
+    let part = path.with_extension("part");
+    let mut file = crate::serve::private().truncate(true).open(&part)?;
+    writeln!(file, "{text}")?;
+    file.sync_all()?;
+    std::fs::rename(part, path)
+}
+
+/// State of the copies, as of the last look.
+#[derive(Clone, Debug, Default)]
+struct CopiesState {
+    /// Nodes whose copies have been incomplete for too long, each with the reason.
+    delayed: BTreeMap<u32, String>,
+    /// Node that has a log of a later term.
+    later: Option<u32>,
+    /// Last file of the log when all copies were complete; `None` if they are not, or if no node has a copy.
+    complete: Option<FileName>,
+    /// Number of nodes that have a copy or receive one.
+    copies: usize,
+}
+
+/// Answers of nodes about copies of the log.
+#[derive(Debug)]
+pub(crate) struct CopiedLogs {
+    answers: Mutex<BTreeMap<u32, (u64, v1::LogCopied)>>,
+    state: Mutex<CopiesState>,
+    wakes: Arc<Wakes>,
+}
+
+impl CopiedLogs {
+    pub(crate) fn new(wakes: Arc<Wakes>) -> Self {
+        Self {
+            answers: Mutex::default(),
+            state: Mutex::default(),
+            wakes,
+        }
+    }
+
+    pub(crate) fn on_copied(&self, node: u32, epoch: u64, copied: v1::LogCopied) {
+        self.answers.lock().insert(node, (epoch, copied));
+        self.wakes.wake(LOGGED);
+    }
+
+    /// Returns the condition of the log; `None` if the log and its copies are complete.
+    pub(crate) fn condition(&self, log: Option<&Arc<LogWriter>>) -> Option<v1::Condition> {
+        let state = self.state.lock().clone();
+        if let Some(node) = state.later {
+            let cause = format!("node {node} has the log of a later state of the database");
+            return Some(condition::DATABASE_OLD.of(Some(node), cause));
+        }
+        if let Some(trouble) = log?.status().trouble {
+            return Some(condition::LOG_DELAYED.of(None, trouble));
+        }
+        let (&node, why) = state.delayed.first_key_value()?;
+        Some(condition::LOG_DELAYED.of(Some(node), why.clone()))
+    }
+
+    /// Writes the last changes to the log and waits until the copies have them, at most for a time.
+    pub(crate) async fn finish(&self, log: &Arc<LogWriter>, at_most: Duration) {
+        let until = Instant::now() + at_most;
+        let flushed = log.clone();
+        let _ = tokio::task::spawn_blocking(move || flushed.flush()).await;
+        let last = log.status().last;
+        while self.state.lock().copies > 0
+            && self.state.lock().complete < last
+            && Instant::now() < until
+        {
+            tokio::time::sleep(REST).await;
+        }
+    }
+}
+
+/// Copy of the log on one node.
+#[derive(Debug)]
+struct NodeCopy {
+    /// Number of the connection to which the other fields belong.
+    epoch: u64,
+    /// Files on the node, each with the time at which it was stored there; `None` until the node has listed them.
+    known: Option<BTreeMap<FileName, Option<Instant>>>,
+    /// Message in flight: the file, the end of the sent content, and whether the file ends there. `None` for a list of files.
+    sent: Option<Option<(FileName, u64, bool)>>,
+    /// File that is being sent, and the number of bytes that the node has.
+    sending: Option<(FileName, u64)>,
+    /// Reason why the node could not store a file, and the time from which on the server tries again.
+    failed: Option<(String, Instant)>,
+    /// Time since which the copy is incomplete.
+    behind: Option<Instant>,
+}
+
+impl NodeCopy {
+    fn new(epoch: u64) -> Self {
+        Self {
+            epoch,
+            known: None,
+            sent: None,
+            sending: None,
+            failed: None,
+            behind: None,
+        }
+    }
+
+    /// Handles the answer to the message in flight.
+    fn answered(&mut self, copied: v1::LogCopied) {
+        let Some(sent) = self.sent.take() else {
+            return;
+        };
+        if !copied.error.is_empty() {
+            self.sending = None;
+            self.failed = Some((copied.error, Instant::now() + AGAIN));
+            return;
+        }
+        self.failed = None;
+        let now = Instant::now();
+        let Some((name, end, last)) = sent else {
+            let file = |file: v1::LogFile| {
+                // A time before the start of the host can't be represented, and is old enough.
+                let stored = now.checked_sub(Duration::from_nanos(file.age_ns));
+                Some((file.name.parse().ok()?, stored))
+            };
+            self.known = Some(copied.files.into_iter().filter_map(file).collect());
+            return;
+        };
+        self.sending = (!last).then_some((name, end));
+        if last && let Some(known) = &mut self.known {
+            known.insert(name, Some(now));
+        }
+    }
+
+    /// Returns the next missing file: the last snapshot and what follows it before all others.
+    fn missing(&self, files: &BTreeMap<FileName, u64>) -> Option<FileName> {
+        let known = self.known.as_ref()?;
+        let last = files.keys().rev();
+        let mut snapshots = last.filter(|name| name.kind == FileKind::Snapshot);
+        let base = *snapshots.next()?;
+        let mut all = files.range(base..).chain(files.range(..base));
+        all.find_map(|(name, _)| (!known.contains_key(name)).then_some(*name))
+    }
+
+    /// Returns the files on the node that are not needed. A file of another log is kept for the retention, so that a database that was
+    /// recovered wrongly can be recovered again.
+    fn unneeded(
+        &self,
+        (files, log): (&BTreeMap<FileName, u64>, &LogWriter),
+        wanted: bool,
+    ) -> Vec<FileName> {
+        let known = self.known.iter().flatten();
+        let unneeded = known.filter(|&(name, stored)| {
+            if wanted && files.contains_key(name) {
+                return false;
+            }
+            let own = (name.term, name.log) == log.id();
+            let old = stored.is_none_or(|stored| stored.elapsed() >= log.retention());
+            own || name.term < log.id().0 && old
+        });
+        unneeded.map(|(name, _)| *name).collect()
+    }
+}
+
+/// Copies the log to nodes.
+pub(crate) struct LogCopies {
+    cluster: Arc<Cluster>,
+    log: Arc<LogWriter>,
+    nodes: BTreeMap<u32, NodeCopy>,
+    /// Nodes that have the copies, each with the time since which it is offline.
+    holders: BTreeMap<u32, Option<Instant>>,
+}
+
+impl LogCopies {
+    pub(crate) fn new(cluster: &Arc<Cluster>, log: &Arc<LogWriter>) -> Self {
+        Self {
+            cluster: cluster.clone(),
+            log: log.clone(),
+            nodes: BTreeMap::new(),
+            holders: BTreeMap::new(),
+        }
+    }
+
+    /// Chooses the nodes that have the copies. A node keeps its copy as long as it is connected.
+    fn choose(&mut self, stores: &BTreeMap<u32, (String, Option<u64>)>) {
+        let now = Instant::now();
+        self.holders.retain(|node, offline| {
+            let Some((_, epoch)) = stores.get(node) else {
+                return false;
+            };
+            match epoch {
+                Some(_) => *offline = None,
+                None => _ = offline.get_or_insert(now),
+            }
+            offline.is_none_or(|since| since.elapsed() < ABSENCE_MAX)
+        });
+        let host = |node: &u32| stores.get(node).map(|(host, _)| host);
+        let up = || stores.iter().filter(|(_, (_, epoch))| epoch.is_some());
+        let mut hosts: BTreeSet<_> = self.holders.keys().filter_map(host).collect();
+        // Two copies on one host are as good as one, if another host has a node.
+        if self.holders.len() == COPIES
+            && hosts.len() == 1
+            && up().any(|(node, _)| host(node).is_some_and(|host| !hosts.contains(host)))
+        {
+            self.holders.pop_last();
+        }
+        while self.holders.len() < COPIES {
+            let free = || up().filter(|(node, _)| !self.holders.contains_key(node));
+            let other = free().find(|(_, (host, _))| !hosts.contains(host));
+            let Some((node, (host, _))) = other.or_else(|| free().next()) else {
+                break;
+            };
+            hosts.insert(host);
+            self.holders.insert(*node, None);
+        }
+    }
+
+    /// Takes the answers of nodes, and forgets what belonged to connections that have ended.
+    fn hear(&mut self, stores: &BTreeMap<u32, (String, Option<u64>)>) {
+        let mut answers = std::mem::take(&mut *self.cluster.copied_logs().answers.lock());
+        self.nodes.retain(|node, _| stores.contains_key(node));
+        for (node, (_, epoch)) in stores {
+            let Some(epoch) = *epoch else {
+                self.nodes.remove(node);
+                continue;
+            };
+            let copy = self
+                .nodes
+                .entry(*node)
+                .or_insert_with(|| NodeCopy::new(epoch));
+            if copy.epoch != epoch {
+                *copy = NodeCopy::new(epoch);
+            }
+            if let Some((_, copied)) = answers.remove(node).filter(|(of, _)| *of == epoch) {
+                copy.answered(copied);
+            }
+        }
+    }
+
+    /// Sends each node its next message. Returns the time after which a failed node is asked again.
+    fn send(&mut self) -> Option<Instant> {
+        let files = self.log.files();
+        let mut again = None;
+        let (mut state, mut complete) = (CopiesState::default(), self.holders.len());
+        for (&node, copy) in &mut self.nodes {
+            let wanted = self.holders.contains_key(&node);
+            let missing = if wanted { copy.missing(&files) } else { None };
+            if wanted && copy.known.is_some() && missing.is_none() {
+                copy.behind = None;
+                complete -= 1;
+            } else if wanted {
+                let since = *copy.behind.get_or_insert_with(Instant::now);
+                if since.elapsed() >= ABSENCE_MAX {
+                    let why = copy.failed.as_ref().map_or("it is slow", |(why, _)| why);
+                    let why = format!("it can't store the log of the server's database: {why}");
+                    state.delayed.insert(node, why);
+                }
+            }
+            let (term, id) = self.log.id();
+            let mut names = copy.known.iter().flatten().map(|(name, _)| name);
+            if names.any(|name| name.term > term || name.term == term && name.log != id) {
+                state.later = Some(node);
+            }
+            if copy.sent.is_some() {
+                continue;
+            }
+            if let Some((_, at)) = copy.failed
+                && Instant::now() < at
+            {
+                again = Some(again.map_or(at, |known: Instant| known.min(at)));
+                continue;
+            }
+            let unneeded = || copy.unneeded((&files, &self.log), wanted);
+            let message = match (&copy.known, missing) {
+                (None, _) => Some((v1::LogCopy::default(), None)),
+                (_, Some(name)) => piece(&self.log, (name, files.get(&name)), copy.sending),
+                (Some(_), None) => {
+                    let removed = unneeded();
+                    let removed: Vec<_> = removed.iter().map(ToString::to_string).collect();
+                    (!removed.is_empty()).then(|| {
+                        let copy = v1::LogCopy {
+                            removed,
+                            ..v1::LogCopy::default()
+                        };
+                        (copy, None)
+                    })
+                }
+            };
+            if let Some((message, sent)) = message
+                && self.cluster.send(node, To::Log(message))
+            {
+                copy.sent = Some(sent);
+            }
+        }
+        for (node, offline) in &self.holders {
+            if offline.is_some_and(|since| since.elapsed() >= ABSENCE_MAX) {
+                state.delayed.insert(*node, "it is offline".into());
+            }
+        }
+        state.copies = self.holders.len();
+        let last = files.last_key_value().map(|(name, _)| *name);
+        state.complete = if complete == 0 { last } else { None };
+        *self.cluster.copied_logs().state.lock() = state;
+        again
+    }
+}
+
+/// Sent content: the file, the end of the content, and whether the file ends there.
+type SentPiece = Option<(FileName, u64, bool)>;
+
+/// Returns the message with the next piece of a file; `None` if the file does not exist any more.
+fn piece(
+    log: &LogWriter,
+    (name, length): (FileName, Option<&u64>),
+    sending: Option<(FileName, u64)>,
+) -> Option<(v1::LogCopy, SentPiece)> {
+    let length = *length?;
+    let offset = sending.filter(|(file, _)| *file == name);
+    let offset = offset.map_or(0, |(_, offset)| offset);
+    let count = length.saturating_sub(offset).min(PIECE);
+    let mut content = vec![0; usize::try_from(count).ok()?];
+    let file = std::fs::File::open(log.path(name));
+    let read = file.and_then(|file| file.read_exact_at(&mut content, offset));
+    if let Err(error) = read {
+        tracing::warn!(%error, %name, "can't read a file of the database's log");
+        return None;
+    }
+    let end = offset + count;
+    let last = end == length;
+    let copy = v1::LogCopy {
+        name: name.to_string(),
+        offset,
+        content,
+        last,
+        removed: Vec::new(),
+    };
+    Some((copy, Some((name, end, last))))
+}
+
+/// Sends the last snapshot and the segments after it to a client that has the files `known`. Runs on a thread outside the runtime.
+pub(crate) fn send(
+    log: &LogWriter,
+    known: &[String],
+    to: &tokio::sync::mpsc::Sender<Result<v1::LogPiece, Status>>,
+) {
+    let status = log.flush();
+    if let Some(trouble) = status.trouble {
+        let refused = format!("the log of the server's database can't be written: {trouble}");
+        let _ = to.blocking_send(Err(Status::unavailable(refused)));
+        return;
+    }
+    let files = log.files();
+    let snapshots = files
+        .keys()
+        .rev()
+        .filter(|name| name.kind == FileKind::Snapshot);
+    let Some(base) = snapshots.copied().next() else {
+        let _ = to.blocking_send(Err(Status::unavailable(
+            "no snapshot is complete; try again",
+        )));
+        return;
+    };
+    for (name, length) in files.range(base..) {
+        if known.contains(&name.to_string()) {
+            continue;
+        }
+        let mut sending = None;
+        loop {
+            let Some((copy, sent)) = piece(log, (*name, Some(length)), sending) else {
+                let refused = Status::unavailable("a file of the log can't be read; try again");
+                let _ = to.blocking_send(Err(refused));
+                return;
+            };
+            let last = copy.last;
+            let piece = v1::LogPiece {
+                name: copy.name,
+                content: copy.content,
+                last,
+                time_ns: status.time,
+            };
+            if to.blocking_send(Ok(piece)).is_err() {
+                return;
+            }
+            if last {
+                break;
+            }
+            sending = sent.map(|(name, end, _)| (name, end));
+        }
+    }
+}
+
+impl Chore for LogCopies {
+    fn delays(&self) -> &'static str {
+        "the log of the database is copied later"
+    }
+
+    fn woken_by(&self) -> Signals {
+        LOGGED.and(NODES)
+    }
+
+    fn rest(&self) -> Duration {
+        REST
+    }
+
+    fn due(&mut self, _now: i64) -> Result<Due, Fault> {
+        Ok(Due::NOW)
+    }
+
+    fn step(&mut self, _now: i64) -> Step<'_> {
+        Box::pin(async move {
+            let stores = self.cluster.stores_on_disk();
+            self.hear(&stores);
+            self.choose(&stores);
+            let again = self.send();
+            let left = again.map(|at| at.saturating_duration_since(Instant::now()));
+            // A node that does not come back is replaced without a signal.
+            let absent = self.holders.values().any(Option::is_some);
+            let behind = self.nodes.values().any(|copy| copy.behind.is_some());
+            let left = left.or_else(|| (absent || behind).then_some(AGAIN));
+            Ok(left.map_or(Due::Woken, Due::After))
+        })
+    }
+}

@@ -1,0 +1,252 @@
+//! The loss of the server's host: everything is recovered from the log on nodes.
+
+use crate::cluster::{Cluster, Options, wait};
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+/// Returns the names of the log's files in a directory.
+fn files(directory: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let mut names: Vec<_> = entries
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .filter(|name| !name.ends_with(".part"))
+        .collect();
+    names.sort();
+    names
+}
+
+impl Cluster {
+    fn log_of(&self, node: usize) -> PathBuf {
+        self.node_directory(node).join("log")
+    }
+
+    /// Waits until two nodes have the whole log of the server.
+    fn wait_for_copies(&self) -> Vec<usize> {
+        let mut holders = Vec::new();
+        wait("two nodes have the log", || {
+            // The last changes are written half a second later.
+            std::thread::sleep(std::time::Duration::from_millis(700));
+            let own = files(&self.path("server/log"));
+            let has = |node: &usize| !own.is_empty() && files(&self.log_of(*node)) == own;
+            holders = (0..3).filter(has).collect();
+            holders.len() == 2
+        });
+        holders
+    }
+
+    /// Kills the server and the mount, and removes the server's directory.
+    fn lose_server(&mut self) {
+        self.kill_mount();
+        self.kill_server();
+        std::fs::remove_dir_all(self.path("server")).unwrap();
+    }
+
+    fn recover(&self, args: &[&str]) -> Value {
+        let server = self.path("server").display().to_string();
+        let mut all = vec!["server", "recover", "--data-dir", &server];
+        all.extend(args);
+        self.json(&all)
+    }
+
+    fn continue_with(&mut self, nodes: usize) {
+        self.start_server();
+        self.wait_for_nodes(nodes);
+        self.start_mount();
+    }
+}
+
+fn options() -> Options {
+    Options {
+        nodes: 3,
+        server_args: vec!["--replicas".into(), "2".into()],
+        ..Options::default()
+    }
+}
+
+#[test]
+fn lost_host_of_server_loses_nothing_that_the_log_has() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    let nodes: Vec<String> = (0..3)
+        .map(|node| cluster.node_directory(node).display().to_string())
+        .collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    cluster.sh("mkdir in && echo one > in/a && ln in/a in/b && ln -s a in/c && setfattr -n user.x -v y in/a && chmod 640 in/a");
+    cluster.sh("mkdir keep && setfattr -n user.tidemill.ttl -v 1h keep 2>/dev/null; echo short > keep/x; true");
+    cluster.sh("seq 1 9 > in/n");
+    let job = cluster.submit(
+        "[job]\nname = \"largest\"\nworkdir = \"/in\"\n[[task]]\nname = \"one\"\nkernel = \"max\"\n\
+         args = [\"dtype=text\"]\ninput = [\"n\"]\noutput = [\"out\"]\n",
+    );
+    cluster.done(job);
+    assert!(cluster.run(&["token", "create", "--note", "kept"]).ok);
+    assert!(
+        cluster
+            .run(&["workspace", "create", "w", "--quota", "1MiB", "--ttl", "2h"])
+            .ok
+    );
+    let asked: &[&[&str]] = &[
+        &["job", "list"],
+        &["token", "list"],
+        &["workspace", "list"],
+        &["lineage", "show", "/in/out"],
+        &["stat", "/in/a"],
+        &["ls", "-l", "/in"],
+        &["node", "list"],
+    ];
+    // Free space and load of the nodes change by themselves.
+    let state = |cluster: &Cluster| -> Vec<Value> {
+        let mut all: Vec<Value> = asked[..6].iter().map(|args| cluster.json(args)).collect();
+        all.push(
+            cluster.json(asked[6])["nodes"]
+                .as_array()
+                .unwrap()
+                .len()
+                .into(),
+        );
+        all
+    };
+    wait("each file has two replicas", || {
+        let counts = cluster.json(&["cluster", "tasks"]);
+        let replicas = &cluster.json(&["stat", "/in/out"])["parts"][0]["replicas"];
+        counts["tasks"].as_array().is_none_or(Vec::is_empty)
+            && replicas.as_array().unwrap().len() == 2
+    });
+    let before = state(&cluster);
+    let holders = cluster.wait_for_copies();
+    cluster.lose_server();
+    // Nothing is changed without --yes to anything.
+    let dry = cluster.recover(&[&["--dry-run"], &nodes[..]].concat());
+    assert_eq!(dry["dry_run"], true);
+    assert!(!cluster.path("server/server.db").exists());
+    // One of the two copies is enough.
+    let recovered = cluster.recover(&[nodes[holders[1]]]);
+    assert_eq!(recovered["missing_segments"], Value::Null, "{recovered}");
+    assert_eq!(recovered["unusable"].as_array().unwrap().len(), 0);
+    cluster.continue_with(3);
+    let after = state(&cluster);
+    for (args, (before, after)) in asked.iter().zip(before.iter().zip(&after)) {
+        assert_eq!(before, after, "{args:?}");
+    }
+    assert_eq!(cluster.sh("cat in/b"), "one\n");
+    // The recovered cluster works, has a log of a later term, and can be lost again.
+    cluster.sh("echo two > in/d");
+    cluster.wait_for_copies();
+    cluster.lose_server();
+    let recovered = cluster.recover(&nodes);
+    assert_eq!(recovered["term"], 2);
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("cat in/d"), "two\n");
+    let checked = cluster.run(&["cluster", "fsck", "--age", "0s"]);
+    assert!(checked.ok, "{}{}", checked.out, checked.err);
+}
+
+#[test]
+fn file_that_was_sealed_after_the_end_of_the_log_is_added() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    cluster.sh("mkdir d && echo old > d/old && echo first > d/changed");
+    cluster.wait_for_notes();
+    let holders = cluster.wait_for_copies();
+    let logs: Vec<_> = holders.iter().map(|node| cluster.log_of(*node)).collect();
+    let kept: Vec<_> = logs.iter().map(|log| files(log)).collect();
+    cluster.sh("echo new > d/new && echo second > d/changed && sync d/new d/changed");
+    cluster.wait_for_notes();
+    cluster.lose_server();
+    // The segments with the new files are lost.
+    for (log, kept) in logs.iter().zip(&kept) {
+        for name in files(log) {
+            if !kept.contains(&name) {
+                std::fs::remove_file(log.join(name)).unwrap();
+            }
+        }
+    }
+    let nodes: Vec<String> = (0..3)
+        .map(|node| cluster.node_directory(node).display().to_string())
+        .collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let recovered = cluster.recover(&nodes);
+    let added = recovered["added"].to_string();
+    assert!(
+        added.contains("/d/new") && added.contains("/d/changed"),
+        "{recovered}"
+    );
+    cluster.continue_with(3);
+    assert_eq!(
+        cluster.sh("cat d/old d/new d/changed"),
+        "old\nnew\nsecond\n"
+    );
+}
+
+#[test]
+fn backup_is_incremental_and_restores_an_earlier_moment() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    cluster.sh("mkdir d && echo 1 > d/one");
+    let backup = cluster.path("backup").display().to_string();
+    let first = cluster.json(&["cluster", "backup", &backup]);
+    let moment = first["time"].as_i64().unwrap();
+    cluster.sh("echo 2 > d/two");
+    let second = cluster.json(&["cluster", "backup", &backup]);
+    assert!(
+        second["files"].as_u64() < first["files"].as_u64()
+            || second["bytes"].as_u64() < first["bytes"].as_u64()
+    );
+    let key = cluster.path("key").display().to_string();
+    std::fs::copy(cluster.path("server/cluster.key"), &key).unwrap();
+    cluster.lose_server();
+    for node in 0..3 {
+        let _ = std::fs::remove_dir_all(cluster.log_of(node));
+    }
+    let server = cluster.path("server").display().to_string();
+    let without = cluster.run(&["server", "recover", "--data-dir", &server, &backup]);
+    assert!(
+        !without.ok && without.err.contains("--key"),
+        "{}",
+        without.err
+    );
+    let (seconds, nanos) = (moment / 1_000_000_000, moment % 1_000_000_000);
+    let until = cluster.sh(&format!("date -u -d @{seconds} +%FT%T"));
+    let until = format!("{}.{nanos:09}", until.trim());
+    let recovered = cluster.recover(&["--key", &key, "--until", &until, &backup]);
+    assert_eq!(recovered["time"], first["time"]);
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("ls d"), "one\n");
+    cluster.kill_mount();
+    cluster.kill_server();
+    std::fs::remove_dir_all(cluster.path("server")).unwrap();
+    cluster.recover(&["--key", &key, &backup]);
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("cat d/one d/two"), "1\n2\n");
+}
+
+#[test]
+fn old_copy_of_the_database_and_a_full_node_are_reported() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    cluster.sh("echo 1 > one");
+    cluster.wait_for_copies();
+    cluster.kill_mount();
+    cluster.kill_server();
+    let (server, old) = (cluster.path("server"), cluster.path("old"));
+    cluster.sh("cp -r ../server ../old");
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    cluster.wait_for_copies();
+    cluster.kill_server();
+    std::fs::remove_dir_all(&server).unwrap();
+    std::fs::rename(&old, &server).unwrap();
+    // This server has the term of the one before, and another log.
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    wait("the older database is reported", || {
+        cluster
+            .run(&["cluster", "health"])
+            .out
+            .contains("database-old")
+    });
+}

@@ -2,10 +2,11 @@
 """Kills, stops and starts the processes of a cluster at random while programs write, replace, append, remove and
 read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
-    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart] [--victims server,node,mount]
+    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart,lose] [--victims server,node,mount]
               [--stage-out] [--backend] [--hooks]
 
-With --stage-out the first node is of the burst tier. All files are staged out from it again and again, and each fault happens
+The kind `lose` kills the server and removes its directory, as if its host were lost, and recovers the database from the log on the
+nodes. The programs pause before it, since the log of the last half second may be lost. With --stage-out the first node is of the burst tier. All files are staged out from it again and again, and each fault happens
 during a stage-out. With --backend the last node has its files in an external store, a directory. At the end all files must
 be staged out, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
 result must be that of its bytes.
@@ -34,6 +35,7 @@ FILES = 12  # of each writer
 BYTES_MAX = 200_000
 SETTLE_S = 120
 NEWS_S = 5  # for other mounts, including faults
+QUIET_S = 3  # until the nodes have the log of the last change
 # Allowed errors while a process is offline (docs/semantics.md); any other error is a finding.
 OFFLINE = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
@@ -159,6 +161,7 @@ class Load:
 
     def __init__(self, cluster, seed, writers):
         self.cluster, self.seed, self.over = cluster, seed, threading.Event()
+        self.quiet = threading.Event()  # while programs pause
         self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
         self.files = {}
         self.threads = []
@@ -199,6 +202,9 @@ class Load:
         os.makedirs(self.path(mount, f"w{writer}"), exist_ok=True)
         serial = 0
         while not self.over.is_set():
+            if self.quiet.is_set():
+                time.sleep(0.05)
+                continue
             serial += 1
             name = f"w{writer}/f{rng.randrange(FILES)}"
             content = f"{name} {serial} ".encode() * rng.randrange(1, BYTES_MAX // 20)
@@ -398,7 +404,24 @@ class Load:
                 self.note("at the end for the client", name, content)
 
 
-def fault(cluster, rng, kinds, victims):
+def lose(cluster, load):
+    """Loses the host of the server, and recovers the server from the nodes."""
+    load.quiet.set()
+    time.sleep(QUIET_S)
+    cluster.server.kill()
+    shutil.rmtree(f"{cluster.work}/server")
+    load.quiet.clear()
+    sources = [f"{cluster.work}/{node.name}" for node in cluster.nodes]
+    command = [cluster.binary, "--json", "server", "recover", "--data-dir", f"{cluster.work}/server", *sources]
+    recovered = subprocess.run(command, capture_output=True, text=True, timeout=SETTLE_S)
+    if recovered.returncode != 0:
+        load.wrong.append(f"the recovery failed: {recovered.stdout}{recovered.stderr}")
+        return
+    cluster.server.start()
+    cluster.wait("the server", lambda: cluster.status() is not None)
+
+
+def fault(cluster, rng, kinds, victims, load):
     """Causes one fault, and ends it."""
     candidates = []
     if "server" in victims:
@@ -408,6 +431,9 @@ def fault(cluster, rng, kinds, victims):
     if "mount" in victims:
         candidates += cluster.mounts.values()
     victim, kind, offline = rng.choice(candidates), rng.choice(kinds), rng.choice([0, 0.1, 1, 4])
+    if kind == "lose":
+        lose(cluster, load)
+        return "lose server"
     if kind == "stop":
         victim.child.send_signal(signal.SIGSTOP)
         time.sleep(offline)
@@ -462,7 +488,7 @@ def main():
             if args.stage_out:
                 load.staging_out.wait(SETTLE_S)
                 time.sleep(rng.random() * 0.3)
-            done[fault(cluster, rng, args.kinds.split(","), args.victims.split(","))] += 1
+            done[fault(cluster, rng, args.kinds.split(","), args.victims.split(","), load)] += 1
             if load.wrong:
                 break
             if number % 20 == 19:

@@ -10,8 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// Place in the shared memory of the write-ahead log (`server.db-shm`) of the number of frames that a checkpoint has copied or is copying
-/// into the database.
+/// Places in the shared memory of the write-ahead log (`server.db-shm`) of the number of frames, and of the number of frames that a checkpoint
+/// has copied or is copying into the database.
+const LAST_FRAME: u64 = 16;
 const BACKFILL_ATTEMPTED: u64 = 128;
 
 /// Reason why changes can't be read.
@@ -175,12 +176,17 @@ impl Source {
         &self.view
     }
 
-    /// Returns the number of bytes of the write-ahead log that have not been read, at most, and that have been read.
+    /// Returns the number of bytes of the write-ahead log that have not been read, and that have been read. The file may be longer than the
+    /// log, since SQLite begins it again without truncating it.
     pub(crate) fn wal_bytes(&self) -> (u64, u64) {
-        let length = self.view.wal.as_ref().and_then(|wal| wal.metadata().ok());
-        let length = length.map_or(0, |metadata| metadata.len());
-        let read = self.view.at.map_or(0, |at| at.offset());
-        (length.saturating_sub(read), read)
+        let frames = self.shared_number(LAST_FRAME).unwrap_or(0);
+        let read = self.view.at.map_or(0, |at| at.frames());
+        let unread = match frames >= read {
+            true => frames - read,
+            false => frames,
+        };
+        let bytes = |frames: u64| frames * u64::from(self.view.page_size);
+        (bytes(unread), bytes(read))
     }
 
     /// Returns whether the database is as the pages of a view need it.
@@ -194,13 +200,18 @@ impl Source {
 
     /// Returns the number of frames that a checkpoint has copied or is copying.
     fn attempted(&self) -> io::Result<u64> {
+        self.shared_number(BACKFILL_ATTEMPTED)
+    }
+
+    /// Returns a number in the shared memory of the write-ahead log; 0 if there is no such memory.
+    fn shared_number(&self, place: u64) -> io::Result<u64> {
         let Some(shm) = &self.shm else {
             return Ok(0);
         };
-        let mut count = [0; 4];
-        match shm.read_exact_at(&mut count, BACKFILL_ATTEMPTED) {
+        let mut number = [0; 4];
+        match shm.read_exact_at(&mut number, place) {
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(0),
-            read => read.map(|()| u64::from(u32::from_ne_bytes(count))),
+            read => read.map(|()| u64::from(u32::from_ne_bytes(number))),
         }
     }
 

@@ -249,69 +249,72 @@ impl Restore<'_> {
         name: FileName,
         state: Option<&Header>,
     ) -> Result<Option<(Header, Vec<AttachedFile>)>, FileProblem> {
-        // The whole file is checked before the first change, so that another copy can be applied if this one is damaged.
-        let header = self.check(path, name, state)?;
+        let (reader, attached) = FileReader::open(open(path)?, name, self.key)?;
+        let header = reader.header;
         if header.time > self.until {
             return Ok(None);
         }
-        let (mut reader, attached) = FileReader::open(open(path)?, name, self.key)?;
-        if state.is_none() {
+        let fits = match state {
+            None => header.stored == header.pages,
+            Some(state) => (header.cluster, header.page_size) == (state.cluster, state.page_size),
+        };
+        if !fits {
+            return Err(FileProblem::OutOfOrder);
+        }
+        if state.is_some() {
+            // The whole segment is checked before the first change, so that another copy can be applied to the same state.
+            let (again, _) = FileReader::open(open(path)?, name, self.key)?;
+            self.read(again, state, false)?;
+        } else {
             self.database.set_len(0).map_err(FileProblem::Database)?;
         }
-        let size = header.page_size as usize;
-        while let Some(chunk) = reader.chunk()? {
-            let contents = self.contents(&chunk, (state, size))?;
-            for (number, page) in chunk.numbers.iter().zip(contents.chunks_exact(size)) {
-                let place = u64::from(number - 1) * size as u64;
-                let written = self.database.write_all_at(page, place);
-                written.map_err(FileProblem::Database)?;
-            }
-        }
-        let length = u64::from(header.pages) * size as u64;
+        self.read(reader, state, true)?;
+        let length = u64::from(header.pages) * u64::from(header.page_size);
         self.database
             .set_len(length)
             .map_err(FileProblem::Database)?;
         Ok(Some((header, attached)))
     }
 
-    fn check(
+    /// Checks the pages of a file, and writes them if `write`.
+    fn read(
         &self,
-        path: &Path,
-        name: FileName,
+        mut reader: FileReader<BufReader<File>>,
         state: Option<&Header>,
-    ) -> Result<Header, FileProblem> {
-        let (mut reader, _) = FileReader::open(open(path)?, name, self.key)?;
-        let header = reader.header;
-        if header.time > self.until {
-            return Ok(header);
-        }
-        let fits = match state {
-            None => header.stored == header.pages,
-            Some(state) => (header.cluster, header.page_size) == (state.cluster, state.page_size),
-        };
+        write: bool,
+    ) -> Result<(), FileProblem> {
+        let size = reader.header.page_size as usize;
         let mut last = 0;
-        while let Some(chunk) = reader.chunk()? {
+        while let Some(mut chunk) = reader.chunk()? {
             for &number in &chunk.numbers {
-                if number <= last || number > header.pages {
+                if number <= last || number > reader.header.pages {
                     return Err(FileProblem::Damaged);
                 }
                 last = number;
             }
-            self.contents(&chunk, (state, header.page_size as usize))?;
+            let contents = self.contents(&mut chunk, (state, size))?;
+            if !write {
+                continue;
+            }
+            let (numbers, mut contents) = (&chunk.numbers, contents.as_slice());
+            for run in numbers.chunk_by(|one, next| one + 1 == *next) {
+                let (pages, rest) = contents.split_at(run.len() * size);
+                let place = u64::from(run[0] - 1) * size as u64;
+                let written = self.database.write_all_at(pages, place);
+                written.map_err(FileProblem::Database)?;
+                contents = rest;
+            }
         }
-        match fits {
-            true => Ok(header),
-            false => Err(FileProblem::OutOfOrder),
-        }
+        Ok(())
     }
 
     /// Returns the new contents of a chunk's pages.
     fn contents(
         &self,
-        chunk: &Chunk,
+        chunk: &mut Chunk,
         (state, size): (Option<&Header>, usize),
     ) -> Result<Vec<u8>, FileProblem> {
-        let mut contents = chunk.changes.clone();
+        let mut contents = std::mem::take(&mut chunk.changes);
         if let Some(state) = state {
             let mut former = vec![0; size];
             let pages = contents.chunks_exact_mut(size);

@@ -50,11 +50,6 @@ impl WalPosition {
         (self.offset - HEADER_LEN as u64) / (FRAME_LEN as u64 + u64::from(self.page_size))
     }
 
-    /// Returns the number of bytes before this place.
-    pub(crate) fn offset(&self) -> u64 {
-        self.offset
-    }
-
     /// Returns whether SQLite has begun the log again between two places.
     pub(crate) fn is_same_log(&self, other: &Self) -> bool {
         self.salts == other.salts

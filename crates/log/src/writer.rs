@@ -27,12 +27,16 @@ const TICK: Duration = Duration::from_millis(50);
 /// log can't be written.
 const CHECKPOINT_BYTES: u64 = 32 << 20;
 const WAL_BYTES_MAX: u64 = 256 << 20;
-/// Interval at which a failed step is tried again, and at which old files are removed.
+/// Interval at which a failed step is tried again, a failed snapshot, and at which old files are removed.
 const AGAIN: Duration = Duration::from_secs(1);
+const SNAPSHOT_AGAIN: Duration = Duration::from_secs(10);
 const CLEANING: Duration = Duration::from_secs(60);
 /// A snapshot is made when the segments since the last one are as long as that snapshot, but at least this long, or this numerous.
 const SNAPSHOT_BYTES_MIN: u64 = 4 << 20;
 const SEGMENTS_MAX: u64 = 10_000;
+/// The earlier states are removed before the end of the retention if the log has more bytes than this, and than this many snapshots.
+const BYTES_MAX_MIN: u64 = 256 << 20;
+const BYTES_MAX_SNAPSHOTS: u64 = 8;
 /// Maximum length of the files of the server's directory that a snapshot contains.
 const ATTACHED_BYTES_MAX: u64 = 1 << 20;
 
@@ -190,6 +194,7 @@ impl LogWriter {
             snapshot_bytes: 0,
             running: None,
             wanted: true,
+            failed: None,
             cleaned: Instant::now(),
             settings,
         };
@@ -327,6 +332,8 @@ struct Worker {
     running: Option<RunningSnapshot>,
     /// Whether the next segment needs a snapshot before it.
     wanted: bool,
+    /// Reason why the last snapshot could not be written, and the time from which on it is tried again.
+    failed: Option<(String, Instant)>,
     cleaned: Instant,
 }
 
@@ -350,16 +357,21 @@ impl Worker {
             }
             again = match &done {
                 Ok(()) if self.running.is_some() => Some(Instant::now() + TICK),
+                Ok(()) if self.wanted => Some(Instant::now() + AGAIN),
                 Ok(()) => None,
                 Err(_) => Some(Instant::now() + AGAIN),
             };
             let mut status = self.shared.status.lock();
             status.pending = done.is_err() || self.wanted || self.running.is_some();
-            status.trouble = done.err().map(|error| {
-                let directory = self.settings.directory.display();
-                tracing::warn!(%error, %directory, "the log of the database is delayed");
-                error.to_string()
-            });
+            let failed = self.failed.as_ref().map(|(why, _)| why.clone());
+            status.trouble = match done {
+                Ok(()) => failed,
+                Err(error) => {
+                    let directory = self.settings.directory.display();
+                    tracing::warn!(%error, %directory, "the log of the database is delayed");
+                    Some(error.to_string())
+                }
+            };
             let answered = status.trouble.is_some() || !status.pending;
             drop(status);
             if answered {
@@ -402,7 +414,11 @@ impl Worker {
         let (segments, bytes) = self.since_snapshot;
         self.wanted |=
             segments >= SEGMENTS_MAX || bytes >= self.snapshot_bytes.max(SNAPSHOT_BYTES_MIN);
-        if self.wanted && self.running.is_none() && !last {
+        let waits = self
+            .failed
+            .as_ref()
+            .is_some_and(|(_, until)| Instant::now() < *until);
+        if self.wanted && self.running.is_none() && !last && !waits {
             self.begin_snapshot()?;
         }
         let read = self.source.wal_bytes().1;
@@ -415,7 +431,13 @@ impl Worker {
             self.checkpoints.checkpoint(&mut || true)?;
         }
         if self.cleaned.elapsed() >= CLEANING {
-            self.clean()?;
+            self.clean(self.bytes_max())?;
+        }
+        // Earlier states take no space that changes need.
+        if let Err(error) = &written
+            && error.kind() == io::ErrorKind::StorageFull
+        {
+            self.clean(0)?;
         }
         written
     }
@@ -552,14 +574,14 @@ impl Worker {
         let path = self.settings.directory.join(format!("{name}.part"));
         let disturbed = self.shared.disturbed.load(Ordering::Acquire)
             || !self.source.is_undisturbed(view).unwrap_or(false);
-        let kept = end.and_then(|bytes| match disturbed {
-            true => Err(io::Error::other(
-                "a checkpoint changed the database meanwhile",
-            )),
-            false => self.keep(&path, name, bytes).map(|()| bytes),
-        });
-        match kept {
+        if disturbed {
+            let _ = std::fs::remove_file(&path);
+            self.wanted = true;
+            return;
+        }
+        match end.and_then(|bytes| self.keep(&path, name, bytes).map(|()| bytes)) {
             Ok(bytes) => {
+                self.failed = None;
                 self.snapshot_bytes = bytes;
                 let mut status = self.shared.status.lock();
                 if status.last.is_none_or(|last| last.number <= name.number) {
@@ -570,9 +592,10 @@ impl Worker {
                 tracing::warn!(%error, "can't write a snapshot of the database");
                 let _ = std::fs::remove_file(&path);
                 self.wanted = true;
+                self.failed = Some((error.to_string(), Instant::now() + SNAPSHOT_AGAIN));
             }
         }
-        if let Err(error) = self.clean() {
+        if let Err(error) = self.clean(self.bytes_max()) {
             tracing::warn!(%error, "can't remove old files of the log");
         }
     }
@@ -592,30 +615,44 @@ impl Worker {
         Ok(())
     }
 
-    /// Removes files that are not needed for a state within the retention.
-    fn clean(&mut self) -> io::Result<()> {
+    /// Removes files that are not needed for a state within the retention, and the oldest of those that have more bytes than `most`. The last
+    /// snapshot and what follows it always stay.
+    fn clean(&mut self, most: u64) -> io::Result<()> {
         self.cleaned = Instant::now();
         let directory = &self.settings.directory;
         let written = |name: &FileName| -> io::Result<SystemTime> {
             std::fs::metadata(directory.join(name.to_string()))?.modified()
         };
         let oldest = SystemTime::now() - self.settings.retention;
-        let mut base = None;
         let mut files = self.shared.files.lock();
-        for name in files.keys().rev() {
-            if name.kind == FileKind::Snapshot && written(name)? <= oldest {
+        let own = |name: &FileName| (name.term, name.log) == (self.settings.term, self.log);
+        let is_snapshot = |name: &&FileName| name.kind == FileKind::Snapshot;
+        let last = files
+            .keys()
+            .rev()
+            .filter(is_snapshot)
+            .find(|name| own(name));
+        let Some(last) = last.copied() else {
+            return Ok(());
+        };
+        let mut base = None;
+        for name in files.keys().rev().filter(is_snapshot) {
+            if written(name)? <= oldest {
                 base = Some((*name, written(name)?));
                 break;
             }
         }
-        let Some((base, at)) = base else {
-            return Ok(());
-        };
+        let mut bytes: u64 = files.values().sum();
         let mut removed = Vec::new();
-        for name in files.range(..base).map(|(name, _)| name) {
-            if written(name)? <= at {
+        for (name, length) in files.range(..last) {
+            let unneeded = match base {
+                Some((base, at)) => *name < base && written(name)? <= at,
+                None => false,
+            };
+            if unneeded || bytes > most {
                 std::fs::remove_file(directory.join(name.to_string()))?;
                 removed.push(*name);
+                bytes -= length;
             }
         }
         files.retain(|name, _| !removed.contains(name));
@@ -624,6 +661,11 @@ impl Worker {
             (self.changed)();
         }
         Ok(())
+    }
+
+    /// Returns the number of bytes above which the oldest states are removed before the end of the retention.
+    fn bytes_max(&self) -> u64 {
+        BYTES_MAX_MIN.max(BYTES_MAX_SNAPSHOTS * self.snapshot_bytes)
     }
 }
 

@@ -296,6 +296,23 @@ fn shrunk_and_grown_database_is_restored() {
 }
 
 #[test]
+fn small_commits_share_segments_also_after_a_checkpoint() {
+    let mut logged = Logged::new();
+    logged.fill(1, 9_000_000);
+    logged.flush();
+    logged.log.checkpoint();
+    logged.flush();
+    let before = logged.files().len();
+    for k in 0..40 {
+        logged.fill(2, 10 + k);
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    logged.flush();
+    assert!(logged.files().len() < before + 10);
+    logged.close();
+}
+
+#[test]
 fn damaged_files_are_refused_and_replaced_by_copies() {
     let mut logged = Logged::new();
     logged.flush();

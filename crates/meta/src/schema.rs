@@ -367,28 +367,6 @@ fn keep_statements(connection: &Connection) -> rusqlite::Result<()> {
     Ok(())
 }
 
-/// Checks the structure of a closed database.
-///
-/// # Errors
-/// If the database is corrupt or can't be read.
-pub fn check(path: &Path) -> Result<(), OpenError> {
-    let at = |source| OpenError::Database {
-        path: path.display().to_string(),
-        source,
-    };
-    let db = Connection::open(path).map_err(at)?;
-    let found: String = db
-        .query_row("PRAGMA quick_check", [], |row| row.get(0))
-        .map_err(at)?;
-    match found.as_str() {
-        "ok" => Ok(()),
-        _ => Err(OpenError::Content {
-            path: path.display().to_string(),
-            reason: found,
-        }),
-    }
-}
-
 /// Opens the server's database for reading only.
 pub(crate) fn open_reader(path: &Path) -> Result<crate::Connection, OpenError> {
     let at = |source| OpenError::Database {

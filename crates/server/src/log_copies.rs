@@ -84,9 +84,9 @@ struct CopiesState {
     delayed: BTreeMap<u32, String>,
     /// Node that has a log of a later term.
     later: Option<u32>,
-    /// Last file of the log when all copies were complete; `None` if they are not, or if no node has a copy.
+    /// Last file of the log when all copies were complete; `None` if they are not.
     complete: Option<FileName>,
-    /// Number of nodes that have a copy or receive one.
+    /// Number of connected nodes that have a copy or receive one.
     copies: usize,
 }
 
@@ -306,13 +306,19 @@ impl LogCopies {
     fn send(&mut self) -> Option<Instant> {
         let files = self.log.files();
         let mut again = None;
-        let (mut state, mut complete) = (CopiesState::default(), self.holders.len());
+        let mut state = CopiesState::default();
+        let holders = self
+            .nodes
+            .keys()
+            .filter(|node| self.holders.contains_key(node));
+        state.copies = holders.count();
+        let mut incomplete = state.copies;
         for (&node, copy) in &mut self.nodes {
             let wanted = self.holders.contains_key(&node);
             let missing = if wanted { copy.missing(&files) } else { None };
             if wanted && copy.known.is_some() && missing.is_none() {
                 copy.behind = None;
-                complete -= 1;
+                incomplete -= 1;
             } else if wanted {
                 let since = *copy.behind.get_or_insert_with(Instant::now);
                 if since.elapsed() >= ABSENCE_MAX {
@@ -362,9 +368,8 @@ impl LogCopies {
                 state.delayed.insert(*node, "it is offline".into());
             }
         }
-        state.copies = self.holders.len();
         let last = files.last_key_value().map(|(name, _)| *name);
-        state.complete = if complete == 0 { last } else { None };
+        state.complete = last.filter(|_| incomplete == 0);
         *self.cluster.copied_logs().state.lock() = state;
         again
     }

@@ -188,7 +188,6 @@ fn restored(
             problem: NodeProblem::OtherCluster(logs[0].clone()),
         });
     }
-    schema::check(fresh)?;
     let names = SqliteNames::open(fresh, (0, 0))?;
     let (added, unknown) = add(&names, nodes, &restored, options)?;
     let (term, time) = (restored.term_max, restored.time);

@@ -229,7 +229,7 @@ impl Source {
             (None, None) => return Ok(None),
             (Some(begin), Some(at)) if begin.is_same_log(&at) => at,
             (Some(begin), None) => begin,
-            (Some(begin), Some(_)) if self.may_restart => begin,
+            (Some(begin), Some(at)) if self.may_restart && at.is_followed_by(&begin) => begin,
             _ => return Err(SourceProblem::Disturbed),
         };
         if from.page_size != self.view.page_size {

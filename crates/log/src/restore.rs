@@ -21,12 +21,24 @@ pub struct Restored {
     pub segments: u64,
     /// Highest term of all files.
     pub term_max: u64,
+    /// Terms and random ids of all logs that have files.
+    pub logs: Vec<(u64, u32)>,
+    /// Whether files of a later term exist from which no state can be restored, although the last state was asked for.
+    pub later: bool,
     /// Files of the server's directory.
     pub attached: Vec<AttachedFile>,
     /// Number of the first segment that is missing although later ones exist, and number of the last one; `None` if none is missing.
     pub gap: Option<(u64, u64)>,
     /// Files that can't be used, each with the reason. Copies of them may have been used.
     pub unusable: Vec<(PathBuf, FileProblem)>,
+}
+
+impl Restored {
+    /// Returns whether files show that there was a later state than the restored one.
+    #[must_use]
+    pub fn is_incomplete(&self) -> bool {
+        self.gap.is_some() || self.later
+    }
 }
 
 /// Reason why no database could be restored.
@@ -97,6 +109,13 @@ pub fn restore(
         if found.len() > 1 {
             return Err(RestoreError::TwoLogs(logs.into_iter().collect()));
         }
+        if logs.len() > 1
+            && let Some((header, _)) = found.pop()
+        {
+            // The attempts for the other logs have written into the database.
+            let log = (header.name.term, header.name.log);
+            found.extend(restore.snapshot(&copies, log)?);
+        }
         let Some((header, mut attached)) = found.pop() else {
             continue;
         };
@@ -110,6 +129,8 @@ pub fn restore(
             time: header.time,
             segments,
             term_max: term_max.unwrap_or(term),
+            logs: copies.logs(),
+            later: until.is_none() && term_max.is_some_and(|max| max > term),
             attached,
             gap: restore.gap(&copies, &header),
             unusable: restore.unusable,
@@ -152,6 +173,12 @@ impl Copies {
     fn terms(&self) -> Vec<u64> {
         let terms: BTreeSet<u64> = self.files.keys().map(|name| name.term).collect();
         terms.into_iter().rev().collect()
+    }
+
+    /// Returns the terms and the random ids of the logs.
+    fn logs(&self) -> Vec<(u64, u32)> {
+        let logs = self.files.keys().map(|name| (name.term, name.log));
+        logs.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     fn of(&self, name: FileName) -> &[PathBuf] {
@@ -224,14 +251,23 @@ impl Restore<'_> {
         }
     }
 
-    /// Returns the first missing segment and the last existing one, if segments exist after the first missing one.
+    /// Returns the first missing segment and the last existing one, if segments of the wanted time exist after the first missing one.
     fn gap(&self, copies: &Copies, state: &Header) -> Option<(u64, u64)> {
         let missing = state.name.number + 1;
         let later = copies.files.keys().filter(|name| {
             (name.term, name.log) == (state.name.term, state.name.log) && name.number >= missing
         });
-        let last = later.map(|name| name.number).max()?;
-        (self.until == i64::MAX).then_some((missing, last))
+        let is_wanted = |name: &&FileName| {
+            let time = |path: &PathBuf| {
+                let (reader, _) = FileReader::open(open(path).ok()?, **name, self.key).ok()?;
+                Some(reader.header.time)
+            };
+            let mut copies = copies.of(**name).iter();
+            self.until == i64::MAX
+                || copies.any(|path| time(path).is_some_and(|at| at <= self.until))
+        };
+        let last = later.filter(is_wanted).map(|name| name.number).max()?;
+        Some((missing, last))
     }
 
     fn refuse(&mut self, path: &Path, problem: FileProblem) -> Result<(), RestoreError> {

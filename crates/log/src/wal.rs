@@ -50,7 +50,12 @@ impl WalPosition {
         (self.offset - HEADER_LEN as u64) / (FRAME_LEN as u64 + u64::from(self.page_size))
     }
 
-    /// Returns whether SQLite has begun the log again between two places.
+    /// Returns whether SQLite has begun the log again exactly once between this place and `next`.
+    pub(crate) fn is_followed_by(&self, next: &Self) -> bool {
+        word(&next.salts, 0) == word(&self.salts, 0).wrapping_add(1)
+    }
+
+    /// Returns whether two places are in the same log.
     pub(crate) fn is_same_log(&self, other: &Self) -> bool {
         self.salts == other.salts
     }

@@ -37,6 +37,8 @@ const SEGMENTS_MAX: u64 = 10_000;
 /// The earlier states are removed before the end of the retention if the log has more bytes than this, and than this many snapshots.
 const BYTES_MAX_MIN: u64 = 256 << 20;
 const BYTES_MAX_SNAPSHOTS: u64 = 8;
+/// Number of consecutive snapshots that a checkpoint may spoil before this is reported.
+const DISTURBED_MAX: u32 = 3;
 /// Maximum length of the files of the server's directory that a snapshot contains.
 const ATTACHED_BYTES_MAX: u64 = 1 << 20;
 
@@ -53,6 +55,8 @@ pub struct LogSettings {
     pub cluster: u64,
     /// Number of this start of the server.
     pub term: u64,
+    /// Random id of the log.
+    pub log: u32,
     /// Time for which the log keeps earlier states.
     pub retention: Duration,
     /// Files of the server's directory that each snapshot contains.
@@ -172,13 +176,11 @@ impl LogWriter {
         builder.create(&settings.directory)?;
         let files = Mutex::new(files_in(&settings.directory)?);
         let source = Source::open(&settings.database)?;
-        let mut id = [0; 4];
-        rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty())?;
         let shared = Arc::new(Shared {
             files,
             ..Shared::default()
         });
-        let log = u32::from_le_bytes(id);
+        let log = settings.log;
         let (directory, retention) = (settings.directory.clone(), settings.retention);
         let id = (settings.term, log);
         let worker = Worker {
@@ -195,6 +197,7 @@ impl LogWriter {
             running: None,
             wanted: true,
             failed: None,
+            disturbed: 0,
             cleaned: Instant::now(),
             settings,
         };
@@ -251,15 +254,19 @@ impl LogWriter {
         status
     }
 
-    /// Writes all that was committed before this call, with the snapshot that it needs, and returns the state of the log.
-    pub fn flush(&self) -> LogStatus {
+    /// Writes all that was committed before this call, with the snapshot that it needs, unless that takes longer than `at_most`. Returns the
+    /// state of the log.
+    pub fn flush(&self, at_most: Duration) -> LogStatus {
+        let until = Instant::now() + at_most;
         let mut signals = self.shared.signals.lock();
         signals.flushes += 1;
         signals.woken = true;
         let flush = signals.flushes;
         self.shared.wake.notify_all();
         while signals.flushed < flush && !signals.stop {
-            self.shared.wake.wait(&mut signals);
+            if self.shared.wake.wait_until(&mut signals, until).timed_out() {
+                break;
+            }
         }
         drop(signals);
         self.status()
@@ -334,6 +341,8 @@ struct Worker {
     wanted: bool,
     /// Reason why the last snapshot could not be written, and the time from which on it is tried again.
     failed: Option<(String, Instant)>,
+    /// Number of consecutive snapshots that a checkpoint has spoilt.
+    disturbed: u32,
     cleaned: Instant,
 }
 
@@ -426,7 +435,13 @@ impl Worker {
         if self.running.is_none() && (read >= CHECKPOINT_BYTES || asked) && written.is_ok() {
             self.shared.checkpoint.store(false, Ordering::Release);
             self.checkpoint()?;
-        } else if written.is_err() && self.source.wal_bytes().0 >= WAL_BYTES_MAX {
+        }
+        let (unread, read) = self.source.wal_bytes();
+        if self.running.is_none()
+            && (written.is_err() || self.wanted)
+            && unread + read >= WAL_BYTES_MAX
+        {
+            // The database must not fill its device, although the log can't be written.
             self.shared.disturbed.store(true, Ordering::Release);
             self.checkpoints.checkpoint(&mut || true)?;
         }
@@ -577,11 +592,16 @@ impl Worker {
         if disturbed {
             let _ = std::fs::remove_file(&path);
             self.wanted = true;
+            self.disturbed += 1;
+            if self.disturbed > DISTURBED_MAX {
+                let why = "another program makes checkpoints of the database".into();
+                self.failed = Some((why, Instant::now() + SNAPSHOT_AGAIN));
+            }
             return;
         }
         match end.and_then(|bytes| self.keep(&path, name, bytes).map(|()| bytes)) {
             Ok(bytes) => {
-                self.failed = None;
+                (self.failed, self.disturbed) = (None, 0);
                 self.snapshot_bytes = bytes;
                 let mut status = self.shared.status.lock();
                 if status.last.is_none_or(|last| last.number <= name.number) {
@@ -592,6 +612,9 @@ impl Worker {
                 tracing::warn!(%error, "can't write a snapshot of the database");
                 let _ = std::fs::remove_file(&path);
                 self.wanted = true;
+                if error.kind() == io::ErrorKind::StorageFull {
+                    let _ = self.clean(0);
+                }
                 self.failed = Some((error.to_string(), Instant::now() + SNAPSHOT_AGAIN));
             }
         }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tidemill_log::{
@@ -80,7 +81,7 @@ impl Logged {
     }
 
     fn flush(&self) {
-        let status = self.log.flush();
+        let status = self.log.flush(Duration::from_secs(60));
         assert_eq!(status.trouble, None);
     }
 
@@ -100,6 +101,9 @@ impl Logged {
     }
 }
 
+/// Makes the ids of logs differ.
+static NEXT: AtomicU32 = AtomicU32::new(1);
+
 fn start(directory: &Path, term: u64, db: &Arc<Mutex<Connection>>) -> LogWriter {
     let attached = directory.join("token");
     std::fs::write(&attached, "secret").unwrap();
@@ -109,6 +113,7 @@ fn start(directory: &Path, term: u64, db: &Arc<Mutex<Connection>>) -> LogWriter 
         key: key(),
         cluster: 7,
         term,
+        log: NEXT.fetch_add(0x1_0001, Ordering::Relaxed),
         retention: Duration::from_secs(3600),
         attached: vec![attached, directory.join("absent")],
     };
@@ -434,6 +439,17 @@ fn two_servers_with_one_database_are_noticed() {
         matches!(&error, RestoreError::TwoLogs(logs) if logs.len() == 2),
         "{error}"
     );
+    // If one of them can't be restored, the other one is, whatever their order.
+    let first_state = std::fs::read(logged.path("a.db")).unwrap();
+    for (damaged, expected) in [(&logged, &second_state), (&second, &first_state)] {
+        let snapshot = damaged.files().into_iter().find(|(name, _)| name.kind == FileKind::Snapshot);
+        let path = snapshot.unwrap().1;
+        let content = std::fs::read(&path).unwrap();
+        std::fs::write(&path, &content[..content.len() - 1]).unwrap();
+        let (found, _) = restore_from(&both, None).unwrap();
+        assert!(found == *expected);
+        std::fs::write(&path, content).unwrap();
+    }
     // A later term wins.
     let Logged { directory, .. } = logged;
     let mut logged = Logged::open(directory, 2);
@@ -442,7 +458,15 @@ fn two_servers_with_one_database_are_noticed() {
     let expected = logged.close();
     let (found, restored) = restore_from(&[logged.path("log"), second.path("log")], None).unwrap();
     assert!(found == expected && found != second_state);
-    assert_eq!(restored.term_max, 2);
+    assert_eq!((restored.term_max, restored.later, restored.logs.len()), (2, false, 3));
+    // A log of a later term without its snapshot is reported.
+    for (name, path) in logged.files() {
+        if name.term == 2 && name.kind == FileKind::Snapshot {
+            std::fs::remove_file(path).unwrap();
+        }
+    }
+    let (_, restored) = restore_from(&[logged.path("log")], None).unwrap();
+    assert!(restored.later && restored.last.term == 1);
 }
 
 #[test]
@@ -453,7 +477,7 @@ fn log_that_can_not_be_written_is_reported_and_continues() {
     std::fs::rename(&log, &away).unwrap();
     std::fs::write(&log, "").unwrap();
     logged.fill(1, 5000);
-    let status = logged.log.flush();
+    let status = logged.log.flush(Duration::from_secs(60));
     assert!(status.pending && status.trouble.is_some(), "{status:?}");
     std::fs::remove_file(&log).unwrap();
     std::fs::rename(&away, &log).unwrap();

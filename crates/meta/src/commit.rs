@@ -768,7 +768,7 @@ impl WritingConnection {
             self.connection.sql.execute_batch("ROLLBACK")?;
         }
         if let Some(reserve) = &mut self.reserve {
-            reserve.look(&self.connection);
+            reserve.look(&self.connection, self.log.as_deref());
         }
         execute(&self.connection, "BEGIN IMMEDIATE")?;
         self.carried.append(&mut self.riders.lock());

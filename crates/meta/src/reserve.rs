@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tidemill_log::LogWriter;
 
 /// Number of bytes to reserve, unless that is more than the fraction 1/[`PART`] of the device.
 const BYTES: u64 = 16 << 20;
@@ -116,13 +117,13 @@ impl DatabaseReserve {
     }
 
     /// Checks the free space of the device before each transaction. The check costs one system call while there is enough space.
-    pub(super) fn look(&mut self, connection: &Connection) {
+    pub(super) fn look(&mut self, connection: &Connection, log: Option<&LogWriter>) {
         if self.is_low() {
             if self.has_space() {
                 self.take();
                 self.set_low(false);
             } else {
-                self.shorten(connection);
+                self.shorten(connection, log);
             }
         } else if self.free().is_some_and(|free| free < FULL_BYTES) {
             self.give();
@@ -130,9 +131,12 @@ impl DatabaseReserve {
     }
 
     /// Copies the write-ahead log into the database and truncates the log, since the database may have free pages.
-    fn shorten(&mut self, connection: &Connection) {
+    fn shorten(&mut self, connection: &Connection, log: Option<&LogWriter>) {
         if self.shortened.is_some_and(|last| last.elapsed() < PERIOD) {
             return;
+        }
+        if let Some(log) = log {
+            log.disturb();
         }
         self.shortened = Some(Instant::now());
         // Does not wait for readers.

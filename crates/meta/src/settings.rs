@@ -10,6 +10,9 @@ use tidemill_wire::capability::CapabilityKey;
 const REBUILT: &str = "rebuilt";
 /// Name of the setting with the number of the last term of the log.
 const TERM: &str = "log_term";
+/// Name of the setting with the terms and ids of the logs, and maximum number of logs.
+const LOGS: &str = "logs";
+const LOGS_MAX: usize = 4096;
 /// Name of the setting with the sessions of the mounts that may have locks.
 const LOCKERS: &str = "lockers";
 
@@ -45,10 +48,11 @@ pub fn cluster_id(db: &Connection) -> Result<u64, Fault> {
         .ok_or(Fault::Malformed("the cluster's id is corrupt"))
 }
 
-/// Begins the next term of the log, and returns its number. Each start of a server is a term.
-pub fn begin_term(db: &Connection) -> Result<u64, Fault> {
-    let term = last_term(db)? + 1;
+/// Begins a log with the next term above `above`, and returns the term. Each start of a server is a term.
+pub fn begin_log(db: &Connection, above: u64, id: u32) -> Result<u64, Fault> {
+    let term = above.max(last_term(db)?) + 1;
     set(db, TERM, &term.to_le_bytes())?;
+    add_logs(db, &[(term, id)])?;
     Ok(term)
 }
 
@@ -61,6 +65,28 @@ pub fn raise_term(db: &Connection, last: u64) -> Result<(), Fault> {
 fn last_term(db: &Connection) -> Result<u64, Fault> {
     let last = get(db, TERM)?.and_then(|bytes| bytes.try_into().ok());
     Ok(last.map_or(0, u64::from_le_bytes))
+}
+
+/// Returns the terms and ids of the logs that this database has had, as far as they are recent.
+pub fn logs(db: &Connection) -> Result<Vec<(u64, u32)>, Fault> {
+    let logs = get(db, LOGS)?.unwrap_or_default();
+    let (logs, _) = logs.as_chunks::<12>();
+    let log = |bytes: &[u8; 12]| {
+        let (term, id) = bytes.split_first_chunk()?;
+        Some((u64::from_le_bytes(*term), u32::from_le_bytes(id.try_into().ok()?)))
+    };
+    Ok(logs.iter().filter_map(log).collect())
+}
+
+/// Records that logs belong to this database, whether it continues them or replaces them.
+pub fn add_logs(db: &Connection, new: &[(u64, u32)]) -> Result<(), Fault> {
+    let mut all = logs(db)?;
+    all.retain(|log| !new.contains(log));
+    all.extend(new);
+    let old = all.len().saturating_sub(LOGS_MAX);
+    let bytes = |(term, id): &(u64, u32)| [&term.to_le_bytes()[..], &id.to_le_bytes()].concat();
+    let logs: Vec<u8> = all[old..].iter().flat_map(bytes).collect();
+    set(db, LOGS, &logs)
 }
 
 /// Records that this database was recovered from nodes, and whether the result was incomplete.

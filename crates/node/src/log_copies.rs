@@ -6,7 +6,6 @@ use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 use tidemill_log::FileName;
 use tidemill_wire::v1;
 
@@ -109,24 +108,18 @@ impl LogCopies {
     }
 
     /// Returns the complete files, and removes those that are not complete.
-    fn files(&self) -> io::Result<Vec<v1::LogFile>> {
+    fn files(&self) -> io::Result<Vec<String>> {
         let receiving = self.receiving.lock();
         let entries = match std::fs::read_dir(&self.directory) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             entries => entries?,
         };
-        let now = SystemTime::now();
         let mut files = Vec::new();
         for entry in entries {
             let entry = entry?;
             let name = entry.file_name().to_string_lossy().into_owned();
             if parse(&name).is_ok() {
-                let age = now.duration_since(entry.metadata()?.modified()?);
-                let age = age.unwrap_or_default().as_nanos();
-                files.push(v1::LogFile {
-                    name,
-                    age_ns: u64::try_from(age).unwrap_or(u64::MAX),
-                });
+                files.push(name);
             } else if receiving.is_none() && Path::new(&name).extension() == Some(PART.as_ref()) {
                 std::fs::remove_file(entry.path())?;
             }
@@ -165,7 +158,7 @@ mod tests {
                 ..v1::LogCopy::default()
             });
             assert_eq!(copied.error, "");
-            let mut names: Vec<_> = copied.files.into_iter().map(|file| file.name).collect();
+            let mut names = copied.files;
             names.sort();
             names
         };

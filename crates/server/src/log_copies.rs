@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use tidemill_log::{FileKind, FileName, LogKey, LogSettings, LogWriter};
 use tidemill_meta::commit::Database;
 use tidemill_meta::wakes::{LOGGED, NODES, Wakes};
-use tidemill_meta::{Fault, settings};
+use tidemill_meta::{Connection, Fault, settings};
 use tidemill_model::timers::Signals;
 use tidemill_wire::condition;
 use tidemill_wire::v1::{self, to_node::Message as To};
@@ -34,6 +34,8 @@ const PIECE: u64 = 256 << 10;
 const REST: Duration = Duration::from_millis(5);
 /// Pause after a node could not store a file.
 const AGAIN: Duration = Duration::from_secs(2);
+/// Maximum time for which a backup waits for the last changes and the first snapshot.
+const BACKUP_FLUSH_MAX: Duration = Duration::from_secs(60);
 /// Time for which the log keeps earlier states of the database.
 const RETENTION: Duration = Duration::from_secs(3600);
 /// File with the cluster's key in hexadecimal digits, in the server's directory.
@@ -43,7 +45,13 @@ const ATTACHED: [&str; 3] = ["ca.pem", "token", "tokens"];
 
 /// Starts the log of a server's database, in the directory `log` of the server's directory.
 pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), StartError> {
-    let term = database.write(settings::begin_term).await?;
+    let id = random();
+    // After a power loss the files may be of a later term than the database.
+    let above = last_term(&dir.join("log"));
+    let begin = move |db: &Connection| settings::begin_log(db, above, id);
+    let begun = database.write_durable(true, begin).await?;
+    begun.on_disk?;
+    let term = begun.value;
     let (key, cluster) = database.read(|db| Ok((settings::key(db)?, settings::cluster_id(db)?)))?;
     let at = |path: &Path, source| StartError::File {
         path: path.display().to_string(),
@@ -57,11 +65,27 @@ pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), St
         key: LogKey::new(key.as_bytes()),
         cluster,
         term,
+        log: id,
         retention: RETENTION,
         attached: ATTACHED.map(|name| dir.join(name)).to_vec(),
     };
     let started = database.start_log(log, LOGGED);
     started.map_err(|source| at(&dir.join("log"), source))
+}
+
+/// Returns the random id of a log.
+fn random() -> u32 {
+    let mut id = [0; 4];
+    let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
+    u32::from_le_bytes(id)
+}
+
+/// Returns the highest term of the files in a directory; 0 if there are none.
+fn last_term(directory: &Path) -> u64 {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    let names = names.filter_map(|name| name.parse::<FileName>().ok());
+    names.map(|name| name.term).max().unwrap_or(0)
 }
 
 /// Writes the cluster's key to a file that administrators copy to a safe place.
@@ -82,10 +106,12 @@ fn keep_key(path: &Path, key: &[u8]) -> std::io::Result<()> {
 struct CopiesState {
     /// Nodes whose copies have been incomplete for too long, each with the reason.
     delayed: BTreeMap<u32, String>,
-    /// Node that has a log of a later term.
-    later: Option<u32>,
+    /// Node that has a log of which the database knows nothing.
+    foreign: Option<u32>,
     /// Last file of the log when all copies were complete; `None` if they are not.
     complete: Option<FileName>,
+    /// Reason why fewer copies than wanted have existed for too long.
+    few: Option<String>,
     /// Number of connected nodes that have a copy or receive one.
     copies: usize,
 }
@@ -115,12 +141,15 @@ impl CopiedLogs {
     /// Returns the condition of the log; `None` if the log and its copies are complete.
     pub(crate) fn condition(&self, log: Option<&Arc<LogWriter>>) -> Option<v1::Condition> {
         let state = self.state.lock().clone();
-        if let Some(node) = state.later {
-            let cause = format!("node {node} has the log of a later state of the database");
+        if let Some(node) = state.foreign {
+            let cause = format!("node {node} has a log that this database does not know: the database may be an old copy");
             return Some(condition::DATABASE_OLD.of(Some(node), cause));
         }
         if let Some(trouble) = log?.status().trouble {
             return Some(condition::LOG_DELAYED.of(None, trouble));
+        }
+        if let Some(why) = state.few {
+            return Some(condition::LOG_DELAYED.of(None, why));
         }
         let (&node, why) = state.delayed.first_key_value()?;
         Some(condition::LOG_DELAYED.of(Some(node), why.clone()))
@@ -130,7 +159,7 @@ impl CopiedLogs {
     pub(crate) async fn finish(&self, log: &Arc<LogWriter>, at_most: Duration) {
         let until = Instant::now() + at_most;
         let flushed = log.clone();
-        let _ = tokio::task::spawn_blocking(move || flushed.flush()).await;
+        let _ = tokio::task::spawn_blocking(move || flushed.flush(at_most)).await;
         let last = log.status().last;
         while self.state.lock().copies > 0
             && self.state.lock().complete < last
@@ -146,8 +175,8 @@ impl CopiedLogs {
 struct NodeCopy {
     /// Number of the connection to which the other fields belong.
     epoch: u64,
-    /// Files on the node, each with the time at which it was stored there; `None` until the node has listed them.
-    known: Option<BTreeMap<FileName, Option<Instant>>>,
+    /// Files on the node; `None` until the node has listed them.
+    known: Option<BTreeSet<FileName>>,
     /// Message in flight: the file, the end of the sent content, and whether the file ends there. `None` for a list of files.
     sent: Option<Option<(FileName, u64, bool)>>,
     /// File that is being sent, and the number of bytes that the node has.
@@ -170,61 +199,64 @@ impl NodeCopy {
         }
     }
 
-    /// Handles the answer to the message in flight.
+    /// Handles the answer to the message in flight. Another answer belongs to a connection that has ended.
     fn answered(&mut self, copied: v1::LogCopied) {
         let Some(sent) = self.sent.take() else {
             return;
         };
+        if sent.map_or(String::new(), |(name, ..)| name.to_string()) != copied.name {
+            self.sent = Some(sent);
+            return;
+        }
         if !copied.error.is_empty() {
             self.sending = None;
             self.failed = Some((copied.error, Instant::now() + AGAIN));
             return;
         }
         self.failed = None;
-        let now = Instant::now();
         let Some((name, end, last)) = sent else {
-            let file = |file: v1::LogFile| {
-                // A time before the start of the host can't be represented, and is old enough.
-                let stored = now.checked_sub(Duration::from_nanos(file.age_ns));
-                Some((file.name.parse().ok()?, stored))
-            };
-            self.known = Some(copied.files.into_iter().filter_map(file).collect());
+            let files = copied.files.iter();
+            self.known = Some(files.filter_map(|name| name.parse().ok()).collect());
             return;
         };
         self.sending = (!last).then_some((name, end));
         if last && let Some(known) = &mut self.known {
-            known.insert(name, Some(now));
+            known.insert(name);
         }
     }
 
-    /// Returns the next missing file: the last snapshot and what follows it before all others.
-    fn missing(&self, files: &BTreeMap<FileName, u64>) -> Option<FileName> {
+    /// Returns the next missing file: the last snapshot of the log and what follows it before all others.
+    fn missing(&self, (files, base): (&BTreeMap<FileName, u64>, FileName)) -> Option<FileName> {
         let known = self.known.as_ref()?;
-        let last = files.keys().rev();
-        let mut snapshots = last.filter(|name| name.kind == FileKind::Snapshot);
-        let base = *snapshots.next()?;
         let mut all = files.range(base..).chain(files.range(..base));
-        all.find_map(|(name, _)| (!known.contains_key(name)).then_some(*name))
+        all.find_map(|(name, _)| (!known.contains(name)).then_some(*name))
     }
 
-    /// Returns the files on the node that are not needed. A file of another log is kept for the retention, so that a database that was
-    /// recovered wrongly can be recovered again.
+    /// Returns the files on the node that are not needed, once the copies are complete. A file of an earlier log stays on the node for the
+    /// retention, so that a database that was recovered wrongly can be recovered again.
     fn unneeded(
         &self,
-        (files, log): (&BTreeMap<FileName, u64>, &LogWriter),
-        wanted: bool,
+        files: &BTreeMap<FileName, u64>,
+        (wanted, log, of): (bool, (u64, u32), &LogFacts),
     ) -> Vec<FileName> {
         let known = self.known.iter().flatten();
-        let unneeded = known.filter(|&(name, stored)| {
-            if wanted && files.contains_key(name) {
-                return false;
-            }
-            let own = (name.term, name.log) == log.id();
-            let old = stored.is_none_or(|stored| stored.elapsed() >= log.retention());
-            own || name.term < log.id().0 && old
+        let unneeded = known.filter(|&name| {
+            let id = (name.term, name.log);
+            let kept = wanted && files.contains_key(name);
+            !kept && (id == log || of.known.contains(&id) && of.began.elapsed() >= of.retention)
         });
-        unneeded.map(|(name, _)| *name).collect()
+        unneeded.copied().collect()
     }
+}
+
+/// Facts about the logs of the database.
+struct LogFacts {
+    /// Terms and ids of the logs that the database knows.
+    known: BTreeSet<(u64, u32)>,
+    /// Start of the server.
+    began: Instant,
+    /// Time for which earlier states are kept.
+    retention: Duration,
 }
 
 /// Copies the log to nodes.
@@ -234,16 +266,28 @@ pub(crate) struct LogCopies {
     nodes: BTreeMap<u32, NodeCopy>,
     /// Nodes that have the copies, each with the time since which it is offline.
     holders: BTreeMap<u32, Option<Instant>>,
+    /// Time since which there are fewer copies than wanted.
+    few: Option<Instant>,
+    facts: LogFacts,
 }
 
 impl LogCopies {
-    pub(crate) fn new(cluster: &Arc<Cluster>, log: &Arc<LogWriter>) -> Self {
-        Self {
+    pub(crate) fn new(
+        (cluster, database): (&Arc<Cluster>, &Arc<Database>),
+        log: &Arc<LogWriter>,
+    ) -> Result<Self, Fault> {
+        Ok(Self {
             cluster: cluster.clone(),
             log: log.clone(),
             nodes: BTreeMap::new(),
             holders: BTreeMap::new(),
-        }
+            few: None,
+            facts: LogFacts {
+                known: database.read(settings::logs)?.into_iter().collect(),
+                began: Instant::now(),
+                retention: log.retention(),
+            },
+        })
     }
 
     /// Chooses the nodes that have the copies. A node keeps its copy as long as it is connected.
@@ -303,20 +347,23 @@ impl LogCopies {
     }
 
     /// Sends each node its next message. Returns the time after which a failed node is asked again.
-    fn send(&mut self) -> Option<Instant> {
+    fn send(&mut self, stores: usize) -> Option<Instant> {
         let files = self.log.files();
+        let own = |name: &&FileName| (name.term, name.log) == self.log.id();
+        let snapshots = files.keys().rev().filter(own);
+        let base = snapshots.clone().find(|name| name.kind == FileKind::Snapshot);
+        let base = base.copied();
+        let last = base.and_then(|_| snapshots.clone().next().copied());
         let mut again = None;
         let mut state = CopiesState::default();
-        let holders = self
-            .nodes
-            .keys()
-            .filter(|node| self.holders.contains_key(node));
+        let holders = self.nodes.keys().filter(|node| self.holders.contains_key(node));
         state.copies = holders.count();
         let mut incomplete = state.copies;
+        let complete = self.cluster.copied_logs().state.lock().complete.is_some();
         for (&node, copy) in &mut self.nodes {
             let wanted = self.holders.contains_key(&node);
-            let missing = if wanted { copy.missing(&files) } else { None };
-            if wanted && copy.known.is_some() && missing.is_none() {
+            let missing = base.filter(|_| wanted).and_then(|base| copy.missing((&files, base)));
+            if wanted && base.is_some() && copy.known.is_some() && missing.is_none() {
                 copy.behind = None;
                 incomplete -= 1;
             } else if wanted {
@@ -327,10 +374,9 @@ impl LogCopies {
                     state.delayed.insert(node, why);
                 }
             }
-            let (term, id) = self.log.id();
-            let mut names = copy.known.iter().flatten().map(|(name, _)| name);
-            if names.any(|name| name.term > term || name.term == term && name.log != id) {
-                state.later = Some(node);
+            let mut names = copy.known.iter().flatten();
+            if names.any(|name| !self.facts.known.contains(&(name.term, name.log))) {
+                state.foreign = Some(node);
             }
             if copy.sent.is_some() {
                 continue;
@@ -341,21 +387,14 @@ impl LogCopies {
                 again = Some(again.map_or(at, |known: Instant| known.min(at)));
                 continue;
             }
-            let unneeded = || copy.unneeded((&files, &self.log), wanted);
             let message = match (&copy.known, missing) {
                 (None, _) => Some((v1::LogCopy::default(), None)),
                 (_, Some(name)) => piece(&self.log, (name, files.get(&name)), copy.sending),
-                (Some(_), None) => {
-                    let removed = unneeded();
-                    let removed: Vec<_> = removed.iter().map(ToString::to_string).collect();
-                    (!removed.is_empty()).then(|| {
-                        let copy = v1::LogCopy {
-                            removed,
-                            ..v1::LogCopy::default()
-                        };
-                        (copy, None)
-                    })
+                // Nothing is removed before the new copies are complete.
+                (Some(_), None) if complete => {
+                    removal(copy.unneeded(&files, (wanted, self.log.id(), &self.facts)))
                 }
+                (Some(_), None) => None,
             };
             if let Some((message, sent)) = message
                 && self.cluster.send(node, To::Log(message))
@@ -363,16 +402,26 @@ impl LogCopies {
                 copy.sent = Some(sent);
             }
         }
-        for (node, offline) in &self.holders {
-            if offline.is_some_and(|since| since.elapsed() >= ABSENCE_MAX) {
-                state.delayed.insert(*node, "it is offline".into());
-            }
+        let few = self.holders.len() < COPIES.min(stores);
+        self.few = few.then(|| self.few.unwrap_or_else(Instant::now));
+        if self.few.is_some_and(|since| since.elapsed() >= ABSENCE_MAX) {
+            let why = format!("{} of {} copies of the log exist", self.holders.len(), COPIES);
+            state.few = Some(why);
         }
-        let last = files.last_key_value().map(|(name, _)| *name);
-        state.complete = last.filter(|_| incomplete == 0);
+        state.complete = last.filter(|_| incomplete == 0 && state.copies > 0);
         *self.cluster.copied_logs().state.lock() = state;
         again
     }
+}
+
+/// Returns the message that removes files from a node; `None` if there are none.
+fn removal(names: Vec<FileName>) -> Option<(v1::LogCopy, SentPiece)> {
+    let removed: Vec<_> = names.iter().map(ToString::to_string).collect();
+    let copy = v1::LogCopy {
+        removed,
+        ..v1::LogCopy::default()
+    };
+    (!copy.removed.is_empty()).then_some((copy, None))
 }
 
 /// Sent content: the file, the end of the content, and whether the file ends there.
@@ -413,7 +462,7 @@ pub(crate) fn send(
     known: &[String],
     to: &tokio::sync::mpsc::Sender<Result<v1::LogPiece, Status>>,
 ) {
-    let status = log.flush();
+    let status = log.flush(BACKUP_FLUSH_MAX);
     if let Some(trouble) = status.trouble {
         let refused = format!("the log of the server's database can't be written: {trouble}");
         let _ = to.blocking_send(Err(Status::unavailable(refused)));
@@ -481,12 +530,13 @@ impl Chore for LogCopies {
             let stores = self.cluster.stores_on_disk();
             self.hear(&stores);
             self.choose(&stores);
-            let again = self.send();
+            let again = self.send(stores.len());
             let left = again.map(|at| at.saturating_duration_since(Instant::now()));
             // A node that does not come back is replaced without a signal.
             let absent = self.holders.values().any(Option::is_some);
             let behind = self.nodes.values().any(|copy| copy.behind.is_some());
-            let left = left.or_else(|| (absent || behind).then_some(AGAIN));
+            let waits = absent || behind || self.few.is_some();
+            let left = left.or_else(|| waits.then_some(AGAIN));
             Ok(left.map_or(Due::Woken, Due::After))
         })
     }

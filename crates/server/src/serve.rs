@@ -448,7 +448,10 @@ fn start_background_tasks(
     let cluster = parts.cluster.clone();
     let mut chores = parts.chores();
     if let Some(log) = names.database().log() {
-        chores.push(Box::new(LogCopies::new(&cluster, log)));
+        match LogCopies::new((&cluster, names.database()), log) {
+            Ok(copies) => chores.push(Box::new(copies)),
+            Err(fault) => fault.log_delay("the log of the database is not copied"),
+        }
     }
     chores.push(Box::new(LostWriters(orphaned_versions)));
     chores.push(Box::new(LoggedConditions::new(conditions)));

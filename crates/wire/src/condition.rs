@@ -92,7 +92,7 @@ kinds! {
     /// The server's database changes, and too few nodes receive the log of the changes.
     LOG_DELAYED = "log-delayed", DEGRADED,
         "make space on the named disk, or start the named node; see the server's log";
-    /// The nodes have a log of a later state than the server's database.
+    /// A node has a log that the server's database does not know.
     DATABASE_OLD = "database-old", DEGRADED,
         "stop the server, and recover its database: `tidemill server recover`";
     /// The server's database was recovered from incomplete data.

@@ -238,6 +238,8 @@ records! {
         unknown: u64,
         /// Files of the server's directory.
         attached: Vec<String>,
+        /// Whether a later server wrote a log of which no snapshot can be used.
+        later: bool,
         /// First and last segment that are not complete.
         missing_segments: Option<(u64, u64)>,
         /// Files of the log that can't be used, with the reasons.
@@ -278,6 +280,7 @@ impl RecoveredLog {
             added: recovered.added.iter().map(exact).collect(),
             unknown: recovered.unknown,
             attached: recovered.attached.clone(),
+            later: restored.later,
             missing_segments: restored.gap,
             unusable: unusable.collect(),
         }

@@ -4,6 +4,7 @@
 //! that store them.
 
 use super::kept::{self, RecoveredNode};
+use crate::clock;
 use super::{GAP, RecoverError, beside, install, prepare};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -189,15 +190,13 @@ fn restored(
         });
     }
     let names = SqliteNames::open(fresh, (0, 0))?;
-    let (added, unknown) = add(&names, nodes, &restored, options)?;
-    let (term, time) = (restored.term_max, restored.time);
+    let (term, logs) = (restored.term_max, restored.logs.clone());
     let job = nodes.iter().flat_map(|node| &node.records.tasks);
     let job = job.map(|task| task.job()).max().unwrap_or(0);
-    // Objects without a file stay for a week if a part of the state was left out.
-    let incomplete = restored.gap.is_some() || options.until.is_some() || unknown > 0;
+    // The lost server may have issued ids after the end of the log, also those of the files to add.
     names.database().write_blocking(move |db| {
         settings::raise_term(db, term)?;
-        settings::set_rebuilt(db, time, incomplete)?;
+        settings::add_logs(db, &logs)?;
         ids::raise(db, &[("job", job)])?;
         for kind in ["inode", "object", "label", "session", "change"] {
             ids::leave_gap(db, kind, GAP)?;
@@ -206,6 +205,11 @@ fn restored(
             .iter()
             .try_for_each(|kind| ids::leave_gap(db, kind, NUMBERED_GAP))
     })?;
+    let (added, unknown) = add(&names, nodes, &restored, options)?;
+    // Objects without a file stay for a week if a part of the state was left out.
+    let incomplete = restored.is_incomplete() || options.until.is_some() || unknown > 0;
+    let rebuilt = move |db: &Connection| settings::set_rebuilt(db, clock::now_ns(), incomplete);
+    names.database().write_blocking(rebuilt)?;
     names.database().close();
     drop(names);
     schema::empty_log(fresh)?;

@@ -91,7 +91,7 @@ pub(super) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             RecoveredLog::of(&recovered, args.dry_run),
         );
         context.output.show(&message)?;
-        return Ok(ExitCode::from(u8::from(recovered.restored.gap.is_some())));
+        return Ok(ExitCode::from(u8::from(recovered.restored.is_incomplete())));
     }
     if options.until.is_some() || options.dry_run {
         anyhow::bail!(
@@ -142,6 +142,9 @@ fn of_log(recovered: &RecoveredFromLog, dry_run: bool) -> String {
             text,
             "\nsegments {first} to {last} are not complete: what they changed is lost. Name more nodes, or other copies of the log, if there are any"
         );
+    }
+    if restored.later {
+        text += "\na later server wrote a log, too, but no snapshot of it can be used: what it changed is lost. Name more nodes, or other copies of the log, if there are any";
     }
     if recovered.unknown > 0 {
         let _ = write!(

@@ -27,7 +27,11 @@ impl Cluster {
             // The last changes are written half a second later.
             std::thread::sleep(std::time::Duration::from_millis(700));
             let own = files(&self.path("server/log"));
-            let has = |node: &usize| !own.is_empty() && files(&self.log_of(*node)) == own;
+            // Nodes keep the files of earlier logs for some time.
+            let has = |node: &usize| {
+                let copy = files(&self.log_of(*node));
+                !own.is_empty() && own.iter().all(|name| copy.contains(name))
+            };
             holders = (0..3).filter(has).collect();
             holders.len() == 2
         });
@@ -107,11 +111,9 @@ fn lost_host_of_server_loses_nothing_that_the_log_has() {
         );
         all
     };
-    wait("each file has two replicas", || {
-        let counts = cluster.json(&["cluster", "tasks"]);
-        let replicas = &cluster.json(&["stat", "/in/out"])["parts"][0]["replicas"];
-        counts["tasks"].as_array().is_none_or(Vec::is_empty)
-            && replicas.as_array().unwrap().len() == 2
+    wait("a file has two replicas", || {
+        let stat = cluster.json(&["stat", "/in/a"]);
+        stat["parts"][0]["replicas"].as_array().unwrap().len() == 2
     });
     let before = state(&cluster);
     let holders = cluster.wait_for_copies();

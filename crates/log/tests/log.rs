@@ -442,7 +442,10 @@ fn two_servers_with_one_database_are_noticed() {
     // If one of them can't be restored, the other one is, whatever their order.
     let first_state = std::fs::read(logged.path("a.db")).unwrap();
     for (damaged, expected) in [(&logged, &second_state), (&second, &first_state)] {
-        let snapshot = damaged.files().into_iter().find(|(name, _)| name.kind == FileKind::Snapshot);
+        let snapshot = damaged
+            .files()
+            .into_iter()
+            .find(|(name, _)| name.kind == FileKind::Snapshot);
         let path = snapshot.unwrap().1;
         let content = std::fs::read(&path).unwrap();
         std::fs::write(&path, &content[..content.len() - 1]).unwrap();
@@ -458,7 +461,10 @@ fn two_servers_with_one_database_are_noticed() {
     let expected = logged.close();
     let (found, restored) = restore_from(&[logged.path("log"), second.path("log")], None).unwrap();
     assert!(found == expected && found != second_state);
-    assert_eq!((restored.term_max, restored.later, restored.logs.len()), (2, false, 3));
+    assert_eq!(
+        (restored.term_max, restored.later, restored.logs.len()),
+        (2, false, 3)
+    );
     // A log of a later term without its snapshot is reported.
     for (name, path) in logged.files() {
         if name.term == 2 && name.kind == FileKind::Snapshot {

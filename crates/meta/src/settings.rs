@@ -67,13 +67,16 @@ fn last_term(db: &Connection) -> Result<u64, Fault> {
     Ok(last.map_or(0, u64::from_le_bytes))
 }
 
-/// Returns the terms and ids of the logs that this database has had, as far as they are recent.
+/// Returns the terms and ids of the last logs that belong to this database.
 pub fn logs(db: &Connection) -> Result<Vec<(u64, u32)>, Fault> {
     let logs = get(db, LOGS)?.unwrap_or_default();
     let (logs, _) = logs.as_chunks::<12>();
     let log = |bytes: &[u8; 12]| {
         let (term, id) = bytes.split_first_chunk()?;
-        Some((u64::from_le_bytes(*term), u32::from_le_bytes(id.try_into().ok()?)))
+        Some((
+            u64::from_le_bytes(*term),
+            u32::from_le_bytes(id.try_into().ok()?),
+        ))
     };
     Ok(logs.iter().filter_map(log).collect())
 }

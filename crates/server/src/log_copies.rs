@@ -106,7 +106,7 @@ fn keep_key(path: &Path, key: &[u8]) -> std::io::Result<()> {
 struct CopiesState {
     /// Nodes whose copies have been incomplete for too long, each with the reason.
     delayed: BTreeMap<u32, String>,
-    /// Node that has a log of which the database knows nothing.
+    /// Node that has a log unknown to the database.
     foreign: Option<u32>,
     /// Last file of the log when all copies were complete; `None` if they are not.
     complete: Option<FileName>,
@@ -142,7 +142,9 @@ impl CopiedLogs {
     pub(crate) fn condition(&self, log: Option<&Arc<LogWriter>>) -> Option<v1::Condition> {
         let state = self.state.lock().clone();
         if let Some(node) = state.foreign {
-            let cause = format!("node {node} has a log that this database does not know: the database may be an old copy");
+            let cause = format!(
+                "node {node} has a log that this database does not know: the database may be an old copy"
+            );
             return Some(condition::DATABASE_OLD.of(Some(node), cause));
         }
         if let Some(trouble) = log?.status().trouble {
@@ -351,18 +353,25 @@ impl LogCopies {
         let files = self.log.files();
         let own = |name: &&FileName| (name.term, name.log) == self.log.id();
         let snapshots = files.keys().rev().filter(own);
-        let base = snapshots.clone().find(|name| name.kind == FileKind::Snapshot);
+        let base = snapshots
+            .clone()
+            .find(|name| name.kind == FileKind::Snapshot);
         let base = base.copied();
         let last = base.and_then(|_| snapshots.clone().next().copied());
         let mut again = None;
         let mut state = CopiesState::default();
-        let holders = self.nodes.keys().filter(|node| self.holders.contains_key(node));
+        let holders = self
+            .nodes
+            .keys()
+            .filter(|node| self.holders.contains_key(node));
         state.copies = holders.count();
         let mut incomplete = state.copies;
         let complete = self.cluster.copied_logs().state.lock().complete.is_some();
         for (&node, copy) in &mut self.nodes {
             let wanted = self.holders.contains_key(&node);
-            let missing = base.filter(|_| wanted).and_then(|base| copy.missing((&files, base)));
+            let missing = base
+                .filter(|_| wanted)
+                .and_then(|base| copy.missing((&files, base)));
             if wanted && base.is_some() && copy.known.is_some() && missing.is_none() {
                 copy.behind = None;
                 incomplete -= 1;
@@ -405,7 +414,11 @@ impl LogCopies {
         let few = self.holders.len() < COPIES.min(stores);
         self.few = few.then(|| self.few.unwrap_or_else(Instant::now));
         if self.few.is_some_and(|since| since.elapsed() >= ABSENCE_MAX) {
-            let why = format!("{} of {} copies of the log exist", self.holders.len(), COPIES);
+            let why = format!(
+                "{} of {} copies of the log exist",
+                self.holders.len(),
+                COPIES
+            );
             state.few = Some(why);
         }
         state.complete = last.filter(|_| incomplete == 0 && state.copies > 0);

@@ -238,7 +238,7 @@ records! {
         unknown: u64,
         /// Files of the server's directory.
         attached: Vec<String>,
-        /// Whether a later server wrote a log of which no snapshot can be used.
+        /// Whether a later server wrote a log without a usable snapshot.
         later: bool,
         /// First and last segment that are not complete.
         missing_segments: Option<(u64, u64)>,

@@ -4,8 +4,8 @@
 //! that store them.
 
 use super::kept::{self, RecoveredNode};
-use crate::clock;
 use super::{GAP, RecoverError, beside, install, prepare};
+use crate::clock;
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;

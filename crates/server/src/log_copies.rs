@@ -227,6 +227,14 @@ impl NodeCopy {
         }
     }
 
+    /// Records that the copy is incomplete. Returns the reason if it has been incomplete for too long.
+    fn delay(&mut self) -> Option<String> {
+        let since = *self.behind.get_or_insert_with(Instant::now);
+        let why = self.failed.as_ref().map_or("it is slow", |(why, _)| why);
+        (since.elapsed() >= ABSENCE_MAX)
+            .then(|| format!("it can't store the log of the server's database: {why}"))
+    }
+
     /// Returns the next missing file: the last snapshot of the log and what follows it before all others.
     fn missing(&self, (files, base): (&BTreeMap<FileName, u64>, FileName)) -> Option<FileName> {
         let known = self.known.as_ref()?;
@@ -375,13 +383,8 @@ impl LogCopies {
             if wanted && base.is_some() && copy.known.is_some() && missing.is_none() {
                 copy.behind = None;
                 incomplete -= 1;
-            } else if wanted {
-                let since = *copy.behind.get_or_insert_with(Instant::now);
-                if since.elapsed() >= ABSENCE_MAX {
-                    let why = copy.failed.as_ref().map_or("it is slow", |(why, _)| why);
-                    let why = format!("it can't store the log of the server's database: {why}");
-                    state.delayed.insert(node, why);
-                }
+            } else if wanted && let Some(why) = copy.delay() {
+                state.delayed.insert(node, why);
             }
             let mut names = copy.known.iter().flatten();
             if names.any(|name| !self.facts.known.contains(&(name.term, name.log))) {

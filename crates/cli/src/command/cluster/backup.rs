@@ -15,13 +15,14 @@ use tidemill_log::FileName;
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
-  tidemill cluster backup /backup                             again and again, for example every hour
-  tidemill server recover --key cluster.key /backup           on a new host, after all copies on nodes were lost
+  tidemill cluster backup /backup                       for example every hour
+  tidemill server recover --key cluster.key /backup     on a new host, without a node's copy
   tidemill server recover --until '2026-11-30 09:15:00' /backup /copies/node-0
 
-A backup has names, versions, jobs, rules, tokens and lineage, but not the content of files, which nodes store. It is encrypted with the
-cluster's key. Keep a copy of `cluster.key` in the server's directory at another place; each node's node.db has the key, too.
-A later backup to the same directory copies only what changed, and the directory keeps the earlier states.";
+A backup has names, versions, jobs, rules, tokens and lineage, but not the content of files,
+which nodes store. It is encrypted with the cluster's key. Keep a copy of `cluster.key` in the
+server's directory at another place; each node's node.db has the key, too. A later backup to the
+same directory copies only changes, and the directory keeps the earlier states.";
 
 /// Copy the log of the server's database to a directory, while the server runs (administrators only)
 #[derive(Debug, clap::Args)]

@@ -10,19 +10,21 @@ use std::process::ExitCode;
 use tidemill_server::rebuild::{self, LogRecovery, LostFoundEntry, Rebuilt, RecoveredFromLog};
 
 const EXAMPLES: &str = "Examples:
-  tidemill server recover                            the cluster of `tidemill up`, after its server.db was lost
+  tidemill server recover                            the cluster of `tidemill up`
   tidemill server recover --data-dir /srv/server /copies/node-0 /copies/node-1
   tidemill server recover --dry-run --until '2026-11-30 09:15:00' /copies/node-0
 
-Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere first. A source is the directory of a node, or a
-directory with a backup or a copy of a node's `log`. Two nodes have the log of the server's database, complete up to half a second
-before the loss. Name every node of the cluster to add the files that were sealed after that. The log also has the tokens and the
-certificate of the cluster.
+Stop the server and move a corrupt server.db (with its -wal and -shm) elsewhere first. A source
+is the directory of a node, or a directory with a backup or a copy of a node's `log`. Two nodes
+have the log of the server's database, complete up to half a second before the loss. Name every
+node of the cluster to add the files that were sealed after that. The log also has the tokens
+and the certificate of the cluster.
 
-Without any log, names, links, owners, modes, times, versions, attributes and lineage are restored from the notes of the nodes
-(directories of nodes, or copies of node.db), and lifetimes, job files and unfinished jobs are lost.
+Without any log, names, links, owners, modes, times, versions, attributes and lineage are
+restored from the notes of the nodes (directories of nodes, or copies of node.db), and
+lifetimes, job files and unfinished jobs are lost.
 
-Exit codes: 0 everything was recovered, 1 something is missing, or the database could not be made.";
+Exit codes: 0 everything was recovered, 1 something is missing, or no database could be made.";
 
 /// Maximum number of files that the text names; JSON names all.
 const SHOWN_MAX: usize = 20;

@@ -15,6 +15,6 @@ mod wal;
 mod writer;
 
 pub use file::{AttachedFile, FileProblem, LogKey};
-pub use name::{FileKind, FileName};
+pub use name::{FileKind, FileName, names_in};
 pub use restore::{RestoreError, Restored, restore};
 pub use writer::{Checkpoints, LogSettings, LogStatus, LogWriter};

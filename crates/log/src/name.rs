@@ -1,6 +1,8 @@
 //! Names of the files of a log.
 
 use std::fmt;
+use std::io;
+use std::path::Path;
 use std::str::FromStr;
 
 /// Kind of a file of the log.
@@ -32,6 +34,14 @@ pub struct FileName {
     pub number: u64,
     /// Kind of the file.
     pub kind: FileKind,
+}
+
+impl FileName {
+    /// Returns the term and the random id of the log to which the file belongs.
+    #[must_use]
+    pub fn log_id(&self) -> (u64, u32) {
+        (self.term, self.log)
+    }
 }
 
 impl fmt::Display for FileName {
@@ -68,6 +78,19 @@ impl FromStr for FileName {
         };
         parse().ok_or(())
     }
+}
+
+/// Returns the names of the complete files in a log's directory, without an order.
+///
+/// # Errors
+/// The directory can't be read.
+pub fn names_in(directory: &Path) -> io::Result<Vec<FileName>> {
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(directory)? {
+        let name = entry?.file_name();
+        names.extend(name.to_str().and_then(|name| name.parse::<FileName>().ok()));
+    }
+    Ok(names)
 }
 
 #[cfg(test)]

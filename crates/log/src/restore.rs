@@ -1,7 +1,7 @@
 //! Restores a database from the files of a log.
 
 use crate::file::{AttachedFile, Chunk, FileProblem, FileReader, Header, LogKey, hash_of};
-use crate::name::{FileKind, FileName};
+use crate::name::{FileKind, FileName, names_in};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufReader};
@@ -154,16 +154,10 @@ impl Copies {
     fn find(directories: &[PathBuf]) -> Result<Self, RestoreError> {
         let mut files: BTreeMap<FileName, Vec<PathBuf>> = BTreeMap::new();
         for directory in directories {
-            let read = std::fs::read_dir(directory);
-            for entry in read.map_err(|source| io_error(directory, source))? {
-                let entry = entry.map_err(|source| io_error(directory, source))?;
-                let name = entry
-                    .file_name()
-                    .to_str()
-                    .and_then(|name| name.parse().ok());
-                if let Some(name) = name {
-                    files.entry(name).or_default().push(entry.path());
-                }
+            let names = names_in(directory).map_err(|source| io_error(directory, source))?;
+            for name in names {
+                let path = directory.join(name.to_string());
+                files.entry(name).or_default().push(path);
             }
         }
         Ok(Self { files })

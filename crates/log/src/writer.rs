@@ -180,11 +180,9 @@ impl LogWriter {
             files,
             ..Shared::default()
         });
-        let log = settings.log;
         let (directory, retention) = (settings.directory.clone(), settings.retention);
-        let id = (settings.term, log);
+        let id = (settings.term, settings.log);
         let worker = Worker {
-            log,
             shared: shared.clone(),
             source,
             checkpoints,
@@ -321,8 +319,6 @@ struct RunningSnapshot {
 
 struct Worker {
     settings: LogSettings,
-    /// Random id of the log.
-    log: u32,
     shared: Arc<Shared>,
     source: Source,
     checkpoints: Arc<dyn Checkpoints>,
@@ -528,7 +524,7 @@ impl Worker {
     ) -> (Header, PathBuf) {
         let name = FileName {
             term: self.settings.term,
-            log: self.log,
+            log: self.settings.log,
             number,
             kind,
         };
@@ -648,7 +644,7 @@ impl Worker {
         };
         let oldest = SystemTime::now() - self.settings.retention;
         let mut files = self.shared.files.lock();
-        let own = |name: &FileName| (name.term, name.log) == (self.settings.term, self.log);
+        let own = |name: &FileName| name.log_id() == (self.settings.term, self.settings.log);
         let is_snapshot = |name: &&FileName| name.kind == FileKind::Snapshot;
         let last = files
             .keys()

@@ -14,13 +14,14 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidemill_log::{FileKind, FileName, LogKey, LogSettings, LogWriter};
+use tidemill_log::{FileKind, FileName, LogKey, LogSettings, LogWriter, names_in};
 use tidemill_meta::commit::Database;
+use tidemill_meta::random::random;
 use tidemill_meta::wakes::{LOGGED, NODES, Wakes};
 use tidemill_meta::{Connection, Fault, settings};
 use tidemill_model::timers::Signals;
-use tidemill_wire::condition;
 use tidemill_wire::v1::{self, to_node::Message as To};
+use tidemill_wire::{condition, route};
 use tonic::Status;
 
 /// Number of nodes that have a copy.
@@ -45,9 +46,10 @@ const ATTACHED: [&str; 3] = ["ca.pem", "token", "tokens"];
 
 /// Starts the log of a server's database, in the directory `log` of the server's directory.
 pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), StartError> {
-    let id = random();
-    // After a power loss the files may be of a later term than the database.
-    let above = last_term(&dir.join("log"));
+    let id = u32::from_le_bytes(random());
+    // After a power loss the files may be of a later term than the database. A new server has none.
+    let names = names_in(&dir.join("log")).unwrap_or_default();
+    let above = names.iter().map(|name| name.term).max().unwrap_or(0);
     let begin = move |db: &Connection| settings::begin_log(db, above, id);
     let begun = database.write_durable(true, begin).await?;
     begun.on_disk?;
@@ -73,24 +75,9 @@ pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), St
     started.map_err(|source| at(&dir.join("log"), source))
 }
 
-/// Returns the random id of a log.
-fn random() -> u32 {
-    let mut id = [0; 4];
-    let _ = rustix::rand::getrandom(&mut id, rustix::rand::GetRandomFlags::empty());
-    u32::from_le_bytes(id)
-}
-
-/// Returns the highest term of the files in a directory; 0 if there are none.
-fn last_term(directory: &Path) -> u64 {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let names = names.filter_map(|name| name.parse::<FileName>().ok());
-    names.map(|name| name.term).max().unwrap_or(0)
-}
-
 /// Writes the cluster's key to a file that administrators copy to a safe place.
 fn keep_key(path: &Path, key: &[u8]) -> std::io::Result<()> {
-    let text: String = key.iter().map(|byte| format!("{byte:02x}")).collect();
+    let text = route::hex(key);
     if std::fs::read_to_string(path).is_ok_and(|known| known.trim() == text) {
         return Ok(());
     }
@@ -251,7 +238,7 @@ impl NodeCopy {
     ) -> Vec<FileName> {
         let known = self.known.iter().flatten();
         let unneeded = known.filter(|&name| {
-            let id = (name.term, name.log);
+            let id = name.log_id();
             let kept = wanted && files.contains_key(name);
             !kept && (id == log || of.known.contains(&id) && of.began.elapsed() >= of.retention)
         });
@@ -359,13 +346,7 @@ impl LogCopies {
     /// Sends each node its next message. Returns the time after which a failed node is asked again.
     fn send(&mut self, stores: usize) -> Option<Instant> {
         let files = self.log.files();
-        let own = |name: &&FileName| (name.term, name.log) == self.log.id();
-        let snapshots = files.keys().rev().filter(own);
-        let base = snapshots
-            .clone()
-            .find(|name| name.kind == FileKind::Snapshot);
-        let base = base.copied();
-        let last = base.and_then(|_| snapshots.clone().next().copied());
+        let (base, last) = ends(&files, self.log.id()).unzip();
         let mut again = None;
         let mut state = CopiesState::default();
         let holders = self
@@ -387,7 +368,7 @@ impl LogCopies {
                 state.delayed.insert(node, why);
             }
             let mut names = copy.known.iter().flatten();
-            if names.any(|name| !self.facts.known.contains(&(name.term, name.log))) {
+            if names.any(|name| !self.facts.known.contains(&name.log_id())) {
                 state.foreign = Some(node);
             }
             if copy.sent.is_some() {
@@ -428,6 +409,14 @@ impl LogCopies {
         *self.cluster.copied_logs().state.lock() = state;
         again
     }
+}
+
+/// Returns the last snapshot and the last file of a log; `None` before its first snapshot is complete. Files of other logs may be in the same
+/// directory, also of later terms.
+fn ends(files: &BTreeMap<FileName, u64>, log: (u64, u32)) -> Option<(FileName, FileName)> {
+    let own = || files.keys().rev().filter(|name| name.log_id() == log);
+    let base = own().find(|name| name.kind == FileKind::Snapshot)?;
+    Some((*base, *own().next()?))
 }
 
 /// Returns the message that removes files from a node; `None` if there are none.
@@ -485,11 +474,7 @@ pub(crate) fn send(
         return;
     }
     let files = log.files();
-    let snapshots = files
-        .keys()
-        .rev()
-        .filter(|name| name.kind == FileKind::Snapshot);
-    let Some(base) = snapshots.copied().next() else {
+    let Some((base, _)) = ends(&files, log.id()) else {
         let _ = to.blocking_send(Err(Status::unavailable(
             "no snapshot is complete; try again",
         )));
@@ -555,5 +540,91 @@ impl Chore for LogCopies {
             let left = left.or_else(|| waits.then_some(AGAIN));
             Ok(left.map_or(Due::Woken, Due::After))
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(term: u64, log: u32, number: u64, kind: FileKind) -> FileName {
+        FileName {
+            term,
+            log,
+            number,
+            kind,
+        }
+    }
+
+    fn snapshot(term: u64, log: u32, number: u64) -> FileName {
+        name(term, log, number, FileKind::Snapshot)
+    }
+
+    fn segment(term: u64, log: u32, number: u64) -> FileName {
+        name(term, log, number, FileKind::Segment)
+    }
+
+    fn copied(name: &str, error: &str, files: &[FileName]) -> v1::LogCopied {
+        v1::LogCopied {
+            name: name.into(),
+            error: error.into(),
+            files: files.iter().map(ToString::to_string).collect(),
+        }
+    }
+
+    #[test]
+    fn files_of_other_logs_are_no_base_of_copies_and_backups() {
+        // An older database was put back: the directory has a log of a later term, and one of the same term.
+        let mut files = BTreeMap::from([
+            (snapshot(2, 5, 3), 1),
+            (segment(2, 5, 4), 1),
+            (snapshot(2, 9, 8), 1),
+            (snapshot(3, 1, 0), 1),
+        ]);
+        assert_eq!(
+            ends(&files, (2, 5)),
+            Some((snapshot(2, 5, 3), segment(2, 5, 4)))
+        );
+        // Segments without a snapshot are no copy.
+        files.remove(&snapshot(2, 5, 3));
+        assert_eq!(ends(&files, (2, 5)), None);
+        assert_eq!(ends(&files, (4, 1)), None);
+    }
+
+    #[test]
+    fn answer_of_an_ended_connection_is_ignored() {
+        let mut copy = NodeCopy::new(1);
+        copy.sent = Some(None);
+        let sent = segment(1, 7, 1);
+        copy.answered(copied(&sent.to_string(), "", &[]));
+        assert_eq!((copy.sent, &copy.known), (Some(None), &None));
+        copy.answered(copied("", "", &[snapshot(1, 7, 0)]));
+        assert_eq!(copy.known, Some(BTreeSet::from([snapshot(1, 7, 0)])));
+        // A file counts as stored only after its last piece, and not if the node failed.
+        for (last, error, stored) in [(false, "", false), (true, "full", false), (true, "", true)] {
+            copy.sent = Some(Some((sent, 9, last)));
+            copy.answered(copied(&sent.to_string(), error, &[]));
+            assert_eq!(copy.known.as_ref().unwrap().contains(&sent), stored);
+            assert_eq!(copy.failed.is_some(), !error.is_empty());
+        }
+    }
+
+    #[test]
+    fn logs_that_may_be_needed_stay_on_nodes() {
+        let (own, older, unknown) = (segment(3, 1, 1), segment(2, 1, 1), segment(4, 1, 1));
+        let mut copy = NodeCopy::new(1);
+        copy.known = Some(BTreeSet::from([own, older, unknown]));
+        let facts = |age| LogFacts {
+            known: BTreeSet::from([(3, 1), (2, 1)]),
+            began: Instant::now() - age,
+            retention: Duration::from_secs(60),
+        };
+        let files = BTreeMap::from([(own, 1)]);
+        let unneeded = |wanted, age| copy.unneeded(&files, (wanted, (3, 1), &facts(age)));
+        let (young, old) = (Duration::ZERO, Duration::from_secs(60));
+        assert_eq!(unneeded(true, young), []);
+        assert_eq!(unneeded(true, old), [older]);
+        assert_eq!(unneeded(false, young), [own]);
+        assert_eq!(unneeded(false, old), [older, own]);
     }
 }

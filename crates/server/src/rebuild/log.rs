@@ -5,13 +5,12 @@
 
 use super::kept::{self, RecoveredNode};
 use super::{GAP, RecoverError, beside, install, prepare};
-use crate::clock;
+use crate::{clock, serve};
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use tidemill_log::{FileName, LogKey, RestoreError, Restored, restore};
+use tidemill_log::{LogKey, Restored, names_in, restore};
 use tidemill_meta::node_database::{KeptObject, NodeProblem};
 use tidemill_meta::shared::Spaces;
 use tidemill_meta::{
@@ -20,10 +19,13 @@ use tidemill_meta::{
 };
 use tidemill_model::id::NodeId;
 use tidemill_model::layout::FreeSpace;
+use tidemill_wire::route;
 use tidemill_wire::v1::{self, Kind, name_op::Op};
 
 /// Time before the end of the log from which on an object that the database does not know is added: the clocks of nodes differ.
 const BEFORE_END_NS: u64 = 60_000_000_000;
+/// Length of a cluster's key.
+const KEY_BYTES: usize = 32;
 /// Directory for files whose path is taken.
 const LOST: &str = "/lost+found";
 /// Number of jobs and tasks that clients may know although neither the log nor a node does.
@@ -88,10 +90,7 @@ fn find(dir: &Path, sources: &[PathBuf]) -> Result<Sources, RecoverError> {
 
 /// Returns whether a directory has a file of a log.
 fn has_log(directory: &Path) -> bool {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-    let mut names = names.filter_map(|name| name.parse::<FileName>().ok());
-    names.next().is_some()
+    names_in(directory).is_ok_and(|names| !names.is_empty())
 }
 
 fn key(dir: &Path, nodes: &[RecoveredNode], options: &LogRecovery) -> Result<LogKey, RecoverError> {
@@ -107,21 +106,12 @@ fn key(dir: &Path, nodes: &[RecoveredNode], options: &LogRecovery) -> Result<Log
         path: path.clone(),
         source,
     })?;
-    let invalid = || RecoverError::NoKey {
-        path: path.clone(),
+    let key = route::parse_hex(text.trim()).filter(|key| key.len() == KEY_BYTES);
+    let key = key.ok_or_else(|| RecoverError::NoKey {
+        path,
         source: std::io::Error::other("it is not the key of a cluster"),
-    };
-    let text = text.trim();
-    let (pairs, rest) = text.as_bytes().as_chunks::<2>();
-    let byte = |pair: &[u8; 2]| {
-        let pair = std::str::from_utf8(pair).ok()?;
-        u8::from_str_radix(pair, 16).ok()
-    };
-    let key: Option<Vec<u8>> = pairs.iter().map(byte).collect();
-    match key {
-        Some(key) if key.len() == 32 && rest.is_empty() => Ok(LogKey::new(&key)),
-        _ => Err(invalid()),
-    }
+    })?;
+    Ok(LogKey::new(&key))
 }
 
 /// Creates `server.db` in a server's directory from the log in that directory and in `sources`: directories of nodes, and directories with
@@ -355,21 +345,13 @@ fn attach(dir: &Path, restored: &Restored) -> Result<Vec<String>, RecoverError> 
         if !plain || path.exists() {
             continue;
         }
-        let mut options = std::fs::OpenOptions::new();
+        let mut options = serve::private();
         let written = options
-            .write(true)
             .create_new(true)
-            .mode(0o600)
             .open(&path)
             .and_then(|mut to| std::io::Write::write_all(&mut to, &file.content));
         written.map_err(|source| RecoverError::File { path, source })?;
         names.push(file.name.clone());
     }
     Ok(names)
-}
-
-impl From<RestoreError> for RecoverError {
-    fn from(error: RestoreError) -> Self {
-        Self::Log(error)
-    }
 }

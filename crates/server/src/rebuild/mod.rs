@@ -114,7 +114,7 @@ pub enum RecoverError {
     Open(#[from] OpenError),
     /// No database can be restored from the log.
     #[error(transparent)]
-    Log(RestoreError),
+    Log(#[from] RestoreError),
     /// The log is encrypted, and the cluster's key is not known.
     #[error(
         "the log is encrypted: name the directory of a node, or the file with the cluster's key (--key): {path}: {source}"

@@ -9,9 +9,9 @@ use anyhow::Context as _;
 use std::fs::File;
 use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
-use tidemill_log::FileName;
+use tidemill_log::{FileName, names_in};
 use tidemill_wire::v1;
 
 const EXAMPLES: &str = "Examples:
@@ -37,7 +37,8 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let directory = &args.directory;
     let at = || directory.display().to_string();
     std::fs::create_dir_all(directory).with_context(at)?;
-    let known = known(directory).with_context(at)?;
+    let known = names_in(directory).with_context(at)?;
+    let known = known.iter().map(ToString::to_string).collect();
     let server = context.connect().await?;
     let request = v1::BackupRequest { known };
     let mut pieces = server.answer(server.cluster().backup(request).await)?;
@@ -94,14 +95,4 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             time,
         },
     ))
-}
-
-/// Returns the names of the log's files in a directory.
-fn known(directory: &Path) -> std::io::Result<Vec<String>> {
-    let mut known = Vec::new();
-    for entry in std::fs::read_dir(directory)? {
-        let name = entry?.file_name().into_string();
-        known.extend(name.ok().filter(|name| name.parse::<FileName>().is_ok()));
-    }
-    Ok(known)
 }

@@ -1,6 +1,6 @@
 //! The loss of the server's host: everything is recovered from the log on nodes.
 
-use crate::cluster::{Cluster, Options, wait};
+use crate::cluster::{Cluster, Device, Options, wait};
 use serde_json::Value;
 use std::path::{Path, PathBuf};
 
@@ -226,7 +226,7 @@ fn backup_is_incremental_and_restores_an_earlier_moment() {
 }
 
 #[test]
-fn old_copy_of_the_database_and_a_full_node_are_reported() {
+fn old_copy_of_the_database_is_reported() {
     let Some(mut cluster) = Cluster::with(options()) else {
         return;
     };
@@ -251,4 +251,39 @@ fn old_copy_of_the_database_and_a_full_node_are_reported() {
             .out
             .contains("database-old")
     });
+}
+
+#[test]
+fn full_device_of_the_log_is_reported_and_delays_no_change() {
+    let mut device = None;
+    let small = |cluster: &Cluster| device = Some(Device::new(cluster.path("server/log"), "1m"));
+    let Some(mut cluster) = Cluster::prepared(options(), small) else {
+        return;
+    };
+    let device = device.unwrap();
+    cluster.sh("echo 1 > one");
+    cluster.wait_for_copies();
+    device.fill();
+    cluster.sh("mkdir d && for i in $(seq 1 50); do echo $i > d/$i; done");
+    let delayed = |cluster: &Cluster| {
+        let health = cluster.run(&["cluster", "health"]);
+        health.out.contains("log-delayed")
+    };
+    wait("the full device is reported", || delayed(&cluster));
+    assert_eq!(cluster.sh("cat d/50"), "50\n");
+    device.free();
+    wait("the log continues", || !delayed(&cluster));
+    cluster.wait_for_copies();
+    cluster.kill_mount();
+    cluster.kill_server();
+    drop(device);
+    cluster.lose_server();
+    let nodes: Vec<String> = (0..3)
+        .map(|node| cluster.node_directory(node).display().to_string())
+        .collect();
+    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let recovered = cluster.recover(&nodes);
+    assert_eq!(recovered["missing_segments"], Value::Null, "{recovered}");
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("ls d | wc -l; cat d/50"), "50\n50\n");
 }

@@ -3,7 +3,7 @@
 
   cargo build --release && bench/log.py --peer BINARY [--files 3000] [--rounds 5] [--many 1000000] [--only cost,recover]
 
-`cost` creates, writes (4 KiB) and closes files through a mount, in turns with this binary and with BINARY, one without a log. It reports the
+`cost` creates, writes (4 KiB) and closes files through a mount, in turns with this binary and with BINARY, that of another release. It reports the
 time, and the processor time of the server and of the nodes until 2 s later. `recover` adds that many files to a server's database, waits
 until a node has the log, recovers the database from the node's directory, and copies the file of the database for comparison. Needs root.
 Prints JSON lines.
@@ -47,15 +47,15 @@ def cost(binary, files):
 
 
 def costs(peer, files, rounds):
-    measured = {"log": [], "peer": []}
+    measured = {"this": [], "peer": []}
     for _ in range(rounds):
-        for name, binary in (("log", BINARY), ("peer", peer)):
+        for name, binary in (("this", BINARY), ("peer", peer)):
             line = cost(binary, files)
             print(json.dumps({"what": "cost", "with": name, "files": files, **{k: round(v, 3) for k, v in line.items()}}), flush=True)
             measured[name].append(line)
     for key in ("seconds", "server_cpu_s", "nodes_cpu_s"):
         middle = {name: statistics.median(line[key] for line in lines) for name, lines in measured.items()}
-        print(json.dumps({"what": "ratio", "of": key, "log_to_peer": round(middle["log"] / middle["peer"], 3)}), flush=True)
+        print(json.dumps({"what": "ratio", "of": key, "this_to_peer": round(middle["this"] / middle["peer"], 3)}), flush=True)
 
 
 def fill(path, count):

@@ -287,9 +287,8 @@ fn backend_files_are_imported_and_read_without_copy() {
     });
     cluster.sh("mv raw/deep/small raw/moved; echo more >> raw/moved");
     cluster.sh("sync -f .");
-    // A rebuilt database knows the files, in the cache or not.
-    cluster.wait_for_notes();
-    cluster.rebuild();
+    // A recovered database knows the files, in the cache or not.
+    cluster.recover_database();
     assert!(std::fs::read(cluster.at("raw/large")).unwrap() == large);
     cluster.restart_node(2, &["--backend", &uri]);
     cluster.wait_for_nodes(3);

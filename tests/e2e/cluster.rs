@@ -278,17 +278,12 @@ impl Cluster {
         self.nodes[index].as_mut()?.try_wait().unwrap()?.code()
     }
 
-    /// Waits until nodes have received all names: before that, a rebuilt server may not know the last of them.
-    pub(crate) fn wait_for_notes(&self) {
-        let database = self.path("server/server.db").display().to_string();
-        let count = [database.as_str(), "SELECT count(*) FROM note"];
-        wait("nodes have received all names", || {
-            let printed = printed(Command::new("sqlite3").args(count).output().unwrap());
-            printed.ok && printed.out.trim() == "0"
-        });
+    /// Waits until the log of the server's database has all changes so far: the server writes each change half a second later.
+    pub(crate) fn wait_for_log() {
+        std::thread::sleep(std::time::Duration::from_secs(2));
     }
 
-    /// Deletes the log of the server's database and its copies, so that only the notes of nodes are left.
+    /// Deletes the log of the server's database and its copies.
     pub(crate) fn forget_log(&self) {
         let nodes = (0..self.nodes.len()).map(|index| self.node_directory(index));
         for directory in nodes.chain([self.path("server")]) {
@@ -296,14 +291,14 @@ impl Cluster {
         }
     }
 
-    /// Deletes the server's database, rebuilds it from the notes of nodes and continues. Returns the result of the rebuild.
-    pub(crate) fn rebuild(&mut self) -> Value {
+    /// Deletes the server's database, recovers it from the log and continues. Returns the result of the recovery.
+    pub(crate) fn recover_database(&mut self) -> Value {
+        Self::wait_for_log();
         self.kill_mount();
         self.kill_server();
         for suffix in ["", "-wal", "-shm"] {
             let _ = std::fs::remove_file(self.path(&format!("server/server.db{suffix}")));
         }
-        self.forget_log();
         let server = self.path("server").display().to_string();
         let nodes = 0..self.nodes.len();
         let nodes = nodes.map(|index| self.node_directory(index).display().to_string());

@@ -1,7 +1,9 @@
 //! The loss of the server's host: everything is recovered from the log on nodes.
 
 use crate::cluster::{Cluster, Device, Options, wait};
+use crate::stand_in::StandIn;
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// Returns the names of the log's files in a directory.
@@ -124,8 +126,12 @@ fn lost_host_of_server_loses_nothing_that_the_log_has() {
     assert!(!cluster.path("server/server.db").exists());
     // One of the two copies is enough.
     let recovered = cluster.recover(&[nodes[holders[1]]]);
-    assert_eq!(recovered["missing_segments"], Value::Null, "{recovered}");
-    assert_eq!(recovered["unusable"].as_array().unwrap().len(), 0);
+    assert_eq!(
+        recovered["log"]["missing_segments"],
+        Value::Null,
+        "{recovered}"
+    );
+    assert_eq!(recovered["log"]["unusable"].as_array().unwrap().len(), 0);
     cluster.continue_with(3);
     let after = state(&cluster);
     for (args, (before, after)) in asked.iter().zip(before.iter().zip(&after)) {
@@ -137,7 +143,7 @@ fn lost_host_of_server_loses_nothing_that_the_log_has() {
     cluster.wait_for_copies();
     cluster.lose_server();
     let recovered = cluster.recover(&nodes);
-    assert_eq!(recovered["term"], 2);
+    assert_eq!(recovered["log"]["term"], 2);
     cluster.continue_with(3);
     assert_eq!(cluster.sh("cat in/d"), "two\n");
     let checked = cluster.run(&["cluster", "fsck", "--age", "0s"]);
@@ -150,12 +156,10 @@ fn file_that_was_sealed_after_the_end_of_the_log_is_added() {
         return;
     };
     cluster.sh("mkdir d && echo old > d/old && echo first > d/changed");
-    cluster.wait_for_notes();
     let holders = cluster.wait_for_copies();
     let logs: Vec<_> = holders.iter().map(|node| cluster.log_of(*node)).collect();
     let kept: Vec<_> = logs.iter().map(|log| files(log)).collect();
     cluster.sh("echo new > d/new && echo second > d/changed && sync d/new d/changed");
-    cluster.wait_for_notes();
     cluster.lose_server();
     // The segments with the new files are lost.
     for (log, kept) in logs.iter().zip(&kept) {
@@ -214,13 +218,69 @@ fn backup_is_incremental_and_restores_an_earlier_moment() {
     let until = cluster.sh(&format!("date -u -d @{seconds} +%FT%T"));
     let until = format!("{}.{nanos:09}", until.trim());
     let recovered = cluster.recover(&["--key", &key, "--until", &until, &backup]);
-    assert_eq!(recovered["time"], first["time"]);
+    assert_eq!(recovered["log"]["time"], first["time"]);
     cluster.continue_with(3);
     assert_eq!(cluster.sh("ls d"), "one\n");
     cluster.kill_mount();
     cluster.kill_server();
     std::fs::remove_dir_all(cluster.path("server")).unwrap();
     cluster.recover(&["--key", &key, &backup]);
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("cat d/one d/two"), "1\n2\n");
+}
+
+#[test]
+fn backup_in_store_suffices_for_recovery() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let store = runtime.block_on(StandIn::start());
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    store.state().key = Some("me".into());
+    let keys = cluster.path("keys");
+    std::fs::write(
+        &keys,
+        "access_key_id = \"me\"\nsecret_access_key = \"hush\"\n",
+    )
+    .unwrap();
+    std::fs::set_permissions(&keys, PermissionsExt::from_mode(0o600)).unwrap();
+    let uri = format!("s3://bucket/top?endpoint=http://{}", store.address);
+    let of_store = ["--remote-keys", keys.to_str().unwrap(), &uri];
+    cluster.sh("mkdir d && echo 1 > d/one");
+    let first = cluster.json(&[&["cluster", "backup"], &of_store[..]].concat());
+    assert!(first["files"].as_u64() > Some(0), "{first}");
+    cluster.sh("echo 2 > d/two");
+    let second = cluster.json(&[&["cluster", "backup"], &of_store[..]].concat());
+    assert!(
+        second["bytes"].as_u64() < first["bytes"].as_u64(),
+        "{second}"
+    );
+    store.state().key = Some("another".into());
+    let refused = cluster.run(&[&["cluster", "backup"], &of_store[..]].concat());
+    assert!(
+        !refused.ok && !refused.err.contains("hush"),
+        "{}",
+        refused.err
+    );
+    store.state().key = Some("me".into());
+    let key = cluster.path("key").display().to_string();
+    std::fs::copy(cluster.path("server/cluster.key"), &key).unwrap();
+    cluster.lose_server();
+    for node in 0..3 {
+        let _ = std::fs::remove_dir_all(cluster.log_of(node));
+    }
+    let server = cluster.path("server").display().to_string();
+    let nothing = format!("s3://bucket/none?endpoint=http://{}", store.address);
+    let empty = ["server", "recover", "--data-dir", &server, "--key", &key];
+    let empty = [&empty[..], &of_store[..2], &[&nothing]].concat();
+    let empty = cluster.run(&empty);
+    assert!(
+        !empty.ok && empty.err.contains("no file of a log"),
+        "{}",
+        empty.err
+    );
+    let recovered = cluster.recover(&[&["--key", &key], &of_store[..]].concat());
+    assert_eq!(recovered["incomplete"], false, "{recovered}");
     cluster.continue_with(3);
     assert_eq!(cluster.sh("cat d/one d/two"), "1\n2\n");
 }
@@ -283,7 +343,11 @@ fn full_device_of_the_log_is_reported_and_delays_no_change() {
         .collect();
     let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
     let recovered = cluster.recover(&nodes);
-    assert_eq!(recovered["missing_segments"], Value::Null, "{recovered}");
+    assert_eq!(
+        recovered["log"]["missing_segments"],
+        Value::Null,
+        "{recovered}"
+    );
     cluster.continue_with(3);
     assert_eq!(cluster.sh("ls d | wc -l; cat d/50"), "50\n50\n");
 }

@@ -116,8 +116,7 @@ fn packs_are_sent_once_and_read_and_recovered() {
         b"plain\n"
     );
     cluster.sh("seq 100000 | cmp - d/text");
-    cluster.wait_for_notes();
-    cluster.rebuild();
+    cluster.recover_database();
     cluster.sh("seq 100000 | cmp - d/again; cat d/plain");
     cluster.sh("rm d/large d/text d/again d/empty count");
     wait("one file still has the bytes", || {

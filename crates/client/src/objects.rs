@@ -15,7 +15,8 @@ use std::time::Duration;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::replicas::{self, ReplicaItem};
 use tidemill_wire::route::{
-    self, CAPABILITY_HEADER, ListedObject, SOURCE_HEADER, SealBody, SealItem, SealReply, SealResult,
+    self, CAPABILITY_HEADER, ListedObject, SOURCE_HEADER, SealBody, SealItem, SealReply,
+    SealResult, SizeReply,
 };
 
 /// Size in bytes of one range request when an object is read from an offset to its end.
@@ -45,6 +46,15 @@ pub struct ObjectAddress {
     pub object: ObjectId,
     /// Capability for the object, signed by the server.
     pub capability: Vec<u8>,
+}
+
+/// An object that a node has sealed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sealed {
+    /// Final length of the object in bytes.
+    pub size: u64,
+    /// The node's receipt for that length, which the server asks for.
+    pub receipt: Vec<u8>,
 }
 
 impl Objects {
@@ -344,16 +354,21 @@ impl Objects {
             .map(drop)
     }
 
-    /// Seals an object. Returns its final length in bytes.
+    /// Seals an object. Returns its final length in bytes, and the node's receipt for the server.
     ///
     /// # Errors
     /// The node cannot be reached or refuses the request.
-    pub async fn seal(&self, remote: &ObjectAddress, body: &SealBody) -> Result<u64, Error> {
+    pub async fn seal(&self, remote: &ObjectAddress, body: &SealBody) -> Result<Sealed, Error> {
         let body = serde_json::to_vec(body).map_err(|_| Error::Answer("seal"))?;
         let request =
             base(remote, Method::POST, "/seal").header("content-type", "application/json");
         let response = self.send_work(remote, request, body.into()).await?;
-        size_of(remote, response, "seal").await
+        let bytes = body_of(remote, response).await?;
+        let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer("seal"))?;
+        Ok(Sealed {
+            size: reply.size,
+            receipt: route::parse_hex(&reply.receipt).ok_or(Error::Answer("seal"))?,
+        })
     }
 
     /// Seals many objects of one node in one request (at most `route::SEAL_ALL_MAX`). Returns the result for each object, in order.
@@ -522,20 +537,20 @@ impl Objects {
     }
 }
 
-/// Returns the length in bytes from an answer that is a [`SealReply`].
+/// Returns the length in bytes from an answer that is a [`SizeReply`].
 async fn size_of(
     remote: &ObjectAddress,
     response: Response<TimedBody>,
     what: &'static str,
 ) -> Result<u64, Error> {
-    let bytes = response
-        .into_body()
-        .collect()
-        .await
-        .map_err(|e| lost(remote, &e))?
-        .to_bytes();
-    let reply: SealReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer(what))?;
+    let bytes = body_of(remote, response).await?;
+    let reply: SizeReply = serde_json::from_slice(&bytes).map_err(|_| Error::Answer(what))?;
     Ok(reply.size)
+}
+
+async fn body_of(remote: &ObjectAddress, response: Response<TimedBody>) -> Result<Bytes, Error> {
+    let body = response.into_body().collect().await;
+    Ok(body.map_err(|e| lost(remote, &e))?.to_bytes())
 }
 
 fn base(remote: &ObjectAddress, method: Method, suffix: &str) -> hyper::http::request::Builder {

@@ -1,10 +1,11 @@
 //! Versions of files whose bytes a node already stores, so that no bytes are written (next: `server/src`).
 
 use crate::Error;
-use crate::transfer::{PutOptions, Transfer, seal_body};
+use crate::transfer::{PutOptions, SealedParts, Transfer};
 use rustix::io::Errno;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::replicas;
+use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Name and node of a new version.
@@ -14,8 +15,6 @@ pub struct VersionPlace<'a> {
     pub node: NodeId,
     /// Inode of the directory, and the name in the directory.
     pub at: (u64, &'a str),
-    /// Full path of the file, for the node's notes.
-    pub path: &'a str,
     /// Owner, group and mode of a new file.
     pub rights: (u32, u32, u32),
     /// Inode and version of the file that the new version follows; `None` for a new file.
@@ -55,10 +54,9 @@ impl Transfer {
         }
         let written = async {
             let remote = Self::remote(&opened)?;
-            let size = put(object).await?;
-            let body = seal_body(&attr, spot.path);
-            self.objects().seal(&remote, &body).await?;
-            Ok((size, Vec::new()))
+            put(object).await?;
+            let sealed = self.objects().seal(&remote, &SealBody::default()).await?;
+            Ok(SealedParts::whole(sealed))
         };
         let wanted = PutOptions {
             replicas: Some(replicas::WantedReplicas::ONE),

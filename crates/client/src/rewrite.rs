@@ -3,7 +3,7 @@
 
 use crate::Error;
 use crate::opened::WINDOW_BYTES;
-use crate::transfer::Transfer;
+use crate::transfer::{SealedParts, Transfer};
 use crate::written::WrittenVersion;
 use tidemill_model::display::escaped;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -39,17 +39,13 @@ impl Transfer {
         // The attributes at a time when no other client writes the file.
         let attr = opened.attr.ok_or(Error::Answer("NewVersion"))?;
         let _reported = self.report_writing(attr.ino, object);
-        let written = self.copy_and_seal(&opened, &attr, path, progress).await;
+        let written = self.copy_and_seal(&opened, &attr, progress).await;
         match written {
-            Ok(parts) => {
+            Ok(sealed) => {
                 let seal = v1::Seal {
-                    ino: attr.ino,
-                    object,
-                    size: attr.size,
                     mtime: attr.mtime,
                     replicas,
-                    parts,
-                    ..v1::Seal::default()
+                    ..sealed.op((attr.ino, object))
                 };
                 self.sealed(seal).await.map(|()| attr.size)
             }
@@ -76,14 +72,13 @@ impl Transfer {
         }
     }
 
-    /// Copies all bytes to the new nodes and seals them there. Returns the lengths of the parts in bytes.
+    /// Copies all bytes to the new nodes and seals them there.
     async fn copy_and_seal(
         &self,
         new: &v1::Opened,
         attr: &v1::Attr,
-        path: &str,
         mut progress: impl FnMut(u64),
-    ) -> Result<Vec<u64>, Error> {
+    ) -> Result<SealedParts, Error> {
         let from = self.opened(attr.ino, attr.version).await?;
         let mut to = WrittenVersion::new(self, new)?;
         let mut start = 0;
@@ -94,7 +89,7 @@ impl Transfer {
             progress(end - start);
             start = end;
         }
-        to.seal(attr.size, path).await.map(|(_, parts)| parts)
+        to.seal(attr.size).await
     }
 }
 

@@ -1,7 +1,7 @@
 //! Copies of whole files between a local path and the cluster, by requests to nodes and the server (next: `node/src`, `server/src`).
 
 use crate::id_pool::IdStock;
-use crate::objects::ObjectAddress;
+use crate::objects::{ObjectAddress, Sealed};
 use crate::opened::OpenedVersion;
 use crate::written::WrittenVersion;
 use crate::{Error, Objects, Server};
@@ -60,6 +60,41 @@ pub struct PutOptions {
     pub replicas: Option<replicas::WantedReplicas>,
     /// Stripes of the file; by default the stripes that the directory's settings select.
     pub stripes: Option<Stripes>,
+}
+
+/// A version whose objects are sealed on their nodes.
+#[derive(Debug)]
+pub(crate) struct SealedParts {
+    /// Length of the version in bytes.
+    pub(crate) size: u64,
+    /// Whether the version consists of several objects.
+    pub(crate) striped: bool,
+    /// The object of the version, or its parts in order.
+    pub(crate) parts: Vec<Sealed>,
+}
+
+impl SealedParts {
+    /// Returns a version that is one object.
+    pub(crate) fn whole(object: Sealed) -> Self {
+        Self {
+            size: object.size,
+            striped: false,
+            parts: vec![object],
+        }
+    }
+
+    /// Returns the operation that makes the version the current one of its file.
+    pub(crate) fn op(self, (ino, object): (u64, u64)) -> v1::Seal {
+        let lengths = self.parts.iter().map(|part| part.size);
+        v1::Seal {
+            ino,
+            object,
+            size: self.size,
+            parts: lengths.filter(|_| self.striped).collect(),
+            receipts: self.parts.into_iter().map(|part| part.receipt).collect(),
+            ..v1::Seal::default()
+        }
+    }
 }
 
 /// Client that puts and gets whole files as one user.
@@ -148,10 +183,9 @@ impl Transfer {
         let attr = opened.attr.ok_or(Error::Answer("Open"))?;
         let stub = async {
             let remote = Self::remote(&opened)?;
-            let size = self.objects.make_stub(&remote, backend).await?;
-            let body = seal_body(&attr, &escaped(path));
-            self.objects.seal(&remote, &body).await?;
-            Ok((size, Vec::new()))
+            self.objects.make_stub(&remote, backend).await?;
+            let sealed = self.objects.seal(&remote, &SealBody::default()).await?;
+            Ok(SealedParts::whole(sealed))
         };
         let made = stub.await;
         self.end((attr.ino, opened.object), wanted, made).await
@@ -162,20 +196,17 @@ impl Transfer {
         &self,
         (ino, object): (u64, u64),
         wanted: PutOptions,
-        written: Result<(u64, Vec<u64>), Error>,
+        written: Result<SealedParts, Error>,
     ) -> Result<(u64, u64), Error> {
         let done = match written {
-            Ok((size, parts)) => {
+            Ok(sealed) => {
+                let size = sealed.size;
                 let seal = v1::Seal {
-                    ino,
-                    object,
-                    size,
                     replicas: wanted
                         .replicas
                         .map(|wanted| wanted.to_string())
                         .unwrap_or_default(),
-                    parts,
-                    ..v1::Seal::default()
+                    ..sealed.op((ino, object))
                 };
                 match self.sealed(seal).await {
                     // It may have been sealed, or may still be sealed later.
@@ -548,18 +579,4 @@ fn fill(file: &mut impl Read, buffer: &mut [u8]) -> std::io::Result<usize> {
         }
     }
     Ok(filled)
-}
-
-/// Returns the body of the request that seals a written file.
-pub(crate) fn seal_body(attr: &v1::Attr, path: &str) -> SealBody {
-    SealBody {
-        inode: attr.ino,
-        path: path.into(),
-        uid: attr.uid,
-        gid: attr.gid,
-        mode: attr.mode,
-        durable: false,
-        lost: false,
-        part: None,
-    }
 }

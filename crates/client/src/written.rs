@@ -1,9 +1,9 @@
 //! A version that this process writes: its bytes are sent to the node, or to all nodes, that hold the version. A right that expires in the
 //! meantime is renewed (next: `node/src`).
 
-use crate::objects::ObjectAddress;
+use crate::objects::{ObjectAddress, Sealed};
 use crate::opened::{WINDOW_BYTES, located};
-use crate::transfer::{PIECE_BYTES, Transfer, filled, seal_body};
+use crate::transfer::{PIECE_BYTES, SealedParts, Transfer, filled};
 use crate::{Error, Objects};
 use bytes::{Bytes, BytesMut};
 use futures_util::{StreamExt as _, TryStreamExt as _, stream};
@@ -11,6 +11,7 @@ use std::io::Read;
 use std::ops::Range;
 use tidemill_model::id::ObjectId;
 use tidemill_model::layout::{Layout, StripedLayout};
+use tidemill_wire::route::SealBody;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Maximum number of concurrent requests for a write or a seal.
@@ -47,12 +48,12 @@ impl<'a> WrittenVersion<'a> {
         })
     }
 
-    /// Writes the bytes of a reader, and seals the version on its nodes. Returns the lengths of the version and of its parts in bytes.
+    /// Writes the bytes of a reader, and seals the version on its nodes. Returns the length of the version in bytes, and its objects.
     pub(crate) async fn write_all<R: Read + Send + 'static>(
         mut self,
         (mut file, path): (R, &str),
         progress: &mut impl FnMut(u64),
-    ) -> Result<(u64, Vec<u64>), Error> {
+    ) -> Result<SealedParts, Error> {
         let at = |source| Error::Local {
             path: path.to_owned(),
             source,
@@ -78,7 +79,7 @@ impl<'a> WrittenVersion<'a> {
             offset += count as u64;
             progress(count as u64);
         }
-        self.seal(offset, path).await
+        self.seal(offset).await
     }
 
     /// Writes bytes of the file, with one request for each part.
@@ -120,28 +121,30 @@ impl<'a> WrittenVersion<'a> {
         written.try_collect().await
     }
 
-    /// Creates the missing parts of a file of `size` bytes, and seals all parts. Returns the lengths of the version and, if it is striped, of
-    /// its parts in bytes.
-    pub(crate) async fn seal(mut self, size: u64, path: &str) -> Result<(u64, Vec<u64>), Error> {
+    /// Creates the missing parts of a file of `size` bytes, and seals all parts. Returns the length of the version in bytes, and its
+    /// objects.
+    pub(crate) async fn seal(mut self, size: u64) -> Result<SealedParts, Error> {
         let objects = self.transfer.objects();
-        let mut sealed = self.seal_once(objects, size, path).await;
+        let mut sealed = self.seal_once(objects, size).await;
         if sealed.as_ref().is_err_and(Error::is_no_right) {
             self.renew().await?;
-            sealed = self.seal_once(objects, size, path).await;
+            sealed = self.seal_once(objects, size).await;
         }
-        let sealed = sealed?;
-        Ok(match (&self.layout, &sealed[..]) {
-            (Layout::Whole(_), [size]) => (*size, Vec::new()),
-            _ => (size, sealed),
+        let parts = sealed?;
+        Ok(match (&self.layout, &parts[..]) {
+            (Layout::Whole(_), [one]) => SealedParts::whole(one.clone()),
+            _ => SealedParts {
+                size,
+                striped: true,
+                parts,
+            },
         })
     }
 
-    async fn seal_once(&self, objects: &Objects, size: u64, path: &str) -> Result<Vec<u64>, Error> {
+    async fn seal_once(&self, objects: &Objects, size: u64) -> Result<Vec<Sealed>, Error> {
         let seal = |part: usize| {
-            let mut body = seal_body(&self.attr, path);
             let mut length = size;
             if let Layout::Striped(striped) = &self.layout {
-                body.part = Some(striped.part_of(self.object, part).to_bytes());
                 let width = self.remotes.len();
                 length = StripedLayout::part_size(striped.unit, width, size, part);
             }
@@ -150,7 +153,7 @@ impl<'a> WrittenVersion<'a> {
                 if length == 0 {
                     objects.truncate(remote, 0).await?;
                 }
-                objects.seal(remote, &body).await
+                objects.seal(remote, &SealBody::default()).await
             }
         };
         let sealed = stream::iter((0..self.remotes.len()).map(seal)).buffered(REQUESTS);

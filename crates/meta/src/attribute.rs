@@ -57,7 +57,6 @@ impl Tx<'_> {
         let mut vnode = self.reach(op.ino)?;
         self.change_attributes(&mut vnode, op)?;
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         if op.uid.is_some() || op.gid.is_some() || op.mode.is_some() {
             self.changes_zarr_rights(&vnode)?;
         }
@@ -260,7 +259,6 @@ impl Tx<'_> {
     fn touch(&mut self, mut vnode: InodeRecord) -> Result<Answer, Fault> {
         vnode.ctime = self.now;
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         Ok(Answer::Empty(v1::Empty {}))
     }
@@ -313,17 +311,6 @@ pub(super) fn value_of(db: &Connection, ino: u64, name: &[u8]) -> Result<Option<
 fn names_of(db: &Connection, ino: u64) -> Result<Vec<Vec<u8>>, Fault> {
     let sql = "SELECT name FROM xattr WHERE ino = ?1 ORDER BY name";
     rows(db, sql, [ino.cast_signed()], |row| row.get(0))
-}
-
-/// Returns the names and values of an inode's stored attributes.
-pub(super) fn all(db: &Connection, ino: u64) -> Result<Vec<v1::NameXattr>, Fault> {
-    let sql = "SELECT name, value FROM xattr WHERE ino = ?1";
-    rows(db, sql, [ino.cast_signed()], |row| {
-        Ok(v1::NameXattr {
-            name: row.get(0)?,
-            value: row.get(1)?,
-        })
-    })
 }
 
 /// Returns whether any inode has an attribute with this name.

@@ -79,6 +79,18 @@ pub enum Fault {
     /// The object is not the object that is being written.
     #[error("object {0} is not being written any more; another writer has taken over")]
     Stale(u64),
+    /// The length of an object in a seal is not that which the object's node confirmed.
+    #[error(
+        "object {object} is not sealed at {size} bytes: the writer has no receipt of node {node} for that length"
+    )]
+    NoReceipt {
+        /// The object.
+        object: u64,
+        /// Node on which the object is written.
+        node: i64,
+        /// Length in bytes that the writer declared.
+        size: u64,
+    },
     /// The bytes of the older version are deleted.
     #[error("version {0} of {1} is no longer kept")]
     VersionGone(u64, String),
@@ -203,6 +215,7 @@ impl Fault {
             | Self::BadLayout(_)
             | Self::BadRule(_)
             | Self::Placement(PlacementError::Width { .. }) => Errno::INVAL,
+            Self::NoReceipt { .. } => Errno::BADMSG,
             Self::Busy(_) => Errno::TXTBSY,
             Self::Unsettled => Errno::TIMEDOUT,
             Self::Stale(_) | Self::NotJoined(_) => Errno::STALE,

@@ -115,8 +115,14 @@ impl GrantedCapabilities {
 mod tests {
     use super::*;
     use crate::{Caller, Names as _, NamesRequest, SqliteNames, ids};
-    use tidemill_model::id::NodeId;
+    use tidemill_model::id::{NodeId, ObjectId};
     use tidemill_wire::v1::{name_op::Op, name_result::Result as Answer};
+
+    /// Returns the receipt of node 3 for an object of 5 bytes.
+    fn receipt(names: &SqliteNames, object: u64) -> Vec<u8> {
+        let key = names.shared().key();
+        key.receipt(NodeId(3), ObjectId(object), 5)
+    }
 
     #[test]
     fn capability_revocation_is_sent_once_to_each_node() {
@@ -168,6 +174,7 @@ mod tests {
             ino,
             object,
             size: 5,
+            receipts: vec![receipt(names, object)],
             ..v1::Seal::default()
         };
         answer(names, &Caller::root(), Op::Seal(seal));
@@ -212,11 +219,13 @@ mod tests {
         let signed = signed.attributes.unwrap();
         assert_eq!((signed.inode, signed.uid, signed.gid), (ino, 7, 7));
         assert_eq!((signed.mode, signed.part), (0o600, None));
+        assert_eq!(signed.path, b"/private");
         let seal = |uid| {
             let seal = v1::Seal {
                 ino,
                 object,
                 size: 5,
+                receipts: vec![receipt(&names, object)],
                 ..v1::Seal::default()
             };
             answer(&names, &caller(uid), Op::Seal(seal))

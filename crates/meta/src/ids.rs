@@ -19,7 +19,7 @@ const BLOCKS_EACH_MAX: i64 = 4096;
 const FORGOTTEN: i64 = 16;
 const KEPT_NS: i64 = 24 * 3600 * 1_000_000_000;
 
-/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `change`, `member`); returns the first id.
+/// Takes `count` ids of a kind (`inode`, `object`, `label`, `job`, `task`, `session`, `member`); returns the first id.
 pub fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
     let sql = "UPDATE counter SET next = next + ?2 WHERE name = ?1 RETURNING next - ?2";
     let first: i64 = db
@@ -32,6 +32,9 @@ pub fn reserve(db: &Connection, kind: &str, count: u64) -> Result<u64, Fault> {
 /// Highest id that a node may report as used: the server issues lower ids for ever.
 const USED_MAX: u64 = 1 << 58;
 
+/// Number of inodes that stay unused if a node has an object that the database does not know.
+const INODES_LEFT: u64 = 1 << 32;
+
 /// Returns the counters that are not above the ids that a node has stored, with the lowest unused id of each. Such a database is older than the
 /// node's data: it was restored from a copy, or its host lost power.
 ///
@@ -40,8 +43,6 @@ const USED_MAX: u64 = 1 << 58;
 pub fn counters_behind(db: &Connection, used: &UsedIds) -> Result<Vec<(&'static str, u64)>, Fault> {
     let reported = [
         ("object", used.object),
-        ("inode", used.inode),
-        ("change", used.change),
         ("task", used.task),
         ("label", used.label),
     ];
@@ -55,6 +56,10 @@ pub fn counters_behind(db: &Connection, used: &UsedIds) -> Result<Vec<(&'static 
         if next(db, kind)? <= id {
             behind.push((kind, id + 1));
         }
+    }
+    // Nodes do not know all inodes.
+    if behind.iter().any(|(kind, _)| *kind == "object") {
+        behind.push(("inode", next(db, "inode")?.saturating_add(INODES_LEFT)));
     }
     Ok(behind)
 }

@@ -6,7 +6,6 @@
 
 use super::clock;
 use super::fault::Fault;
-use super::notes;
 use super::sqlite::SqliteNames;
 use super::transaction::Tx;
 use super::tree;
@@ -49,14 +48,12 @@ fn make(db: &Connection, (uid, gid): (u32, u32)) -> Result<(bool, InodeRecord), 
         if there.is_dir() && (there.mode, there.uid, there.gid) != (DIRECTORY_MODE, uid, gid) {
             (there.mode, there.uid, there.gid, there.ctime) = (DIRECTORY_MODE, uid, gid, now);
             there.update(db)?;
-            notes::changed(db, &there)?;
         }
         return Ok((false, there));
     }
     let ino = super::ids::reserve(db, "inode", 1)?;
     let directory = InodeRecord::directory(ino, DIRECTORY_MODE, (uid, gid), now);
     directory.insert(db)?;
-    notes::changed(db, &directory)?;
     tree::insert_entry(db, Inode::ROOT.0, name, ino)?;
     InodeRecord::get(db, Inode::ROOT.0)?.change_entries(db, 1, now)?;
     Ok((true, directory))

@@ -32,7 +32,6 @@ pub mod limits;
 pub mod lineage;
 pub mod multi_writer;
 pub mod node_database;
-pub mod notes;
 pub mod overflow;
 pub mod parts;
 mod paths;

@@ -588,6 +588,8 @@ impl Tx<'_> {
         if news || op.attributes.is_some() {
             self.changes.push(Change::Vnode(op.ino));
         }
+        let receipt = op.receipts.first();
+        self.check_length(member.part, member.node.into(), op.size, receipt)?;
         parts::set_part_size(self.db, member.part, op.size)?;
         if let Some(attributes) = &op.attributes {
             self.change_attributes(&mut vnode, attributes)?;
@@ -730,6 +732,12 @@ mod tests {
             }
         }
 
+        /// Returns the receipt of the node for an object.
+        fn receipt(&self, object: u64, size: u64) -> Vec<u8> {
+            let key = self.names.shared().key();
+            key.receipt(NodeId(3), ObjectId(object), size)
+        }
+
         /// Creates a file that session 5 writes; returns the file's inode and object.
         fn create(&mut self) -> (u64, u64) {
             let object = self.object();
@@ -793,6 +801,7 @@ mod tests {
                 object,
                 size,
                 publications,
+                receipts: vec![self.receipt(object, size)],
                 ..v1::Seal::default()
             };
             match self.ask(session, Op::Seal(seal))? {
@@ -890,6 +899,7 @@ mod tests {
             ino,
             object: one,
             size: 30,
+            receipts: vec![bench.receipt(one, 30)],
             publications: vec![publication(1, &[extent(5, 20, 0, 10)])],
             base: Some(10),
             ..v1::Seal::default()

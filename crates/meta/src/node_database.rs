@@ -1,15 +1,13 @@
 //! A node's stored data about its objects and tasks, read from the node's database (`docs/formats-node.md`). This module only reads. The
-//! server recovers a lost database of its own from the data (next: `server/src/rebuild`).
+//! server recovers a lost database of its own from the data (next: `server/src/recovery`).
 
-use prost::Message as _;
-use rusqlite::{Connection, OpenFlags, OptionalExtension, params};
+use rusqlite::{Connection, OpenFlags, OptionalExtension};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;
 use std::path::{Path, PathBuf};
-use tidemill_model::attribute::{name, object, task};
+use tidemill_model::attribute::{object, task};
 use tidemill_model::layout::PartOf;
 use tidemill_model::object::tag;
-use tidemill_wire::v1::NameNote;
 
 /// Version of the tables in a node's database.
 const SCHEMA_VERSION: i64 = 1;
@@ -46,9 +44,6 @@ pub enum NodeProblem {
     /// The node's database has the format of another release.
     #[error("the tables of node.db have version {0}, which this release can't read")]
     Version(i64),
-    /// A note of the server in the node's database can't be decoded.
-    #[error("a note about a name is corrupt: {0}")]
-    Note(#[from] prost::DecodeError),
     /// SQLite returned an error.
     #[error("node.db can't be read: {0}")]
     Sqlite(#[from] rusqlite::Error),
@@ -67,8 +62,6 @@ pub struct NodeRecords {
     pub objects: Vec<KeptObject>,
     /// Tasks that ended on the node, in the order of their ids.
     pub tasks: Vec<NodeTask>,
-    /// The server's notes about inodes and rules that the node has stored.
-    pub notes: Vec<NameNote>,
     /// Highest id of a label in the node's queue; 0 if the queue is empty.
     pub label_max: u64,
     /// Highest id of a data object that the node stores or that is an input or output of a task on the node; 0 if there is none.
@@ -92,7 +85,7 @@ pub struct KeptObject {
     pub gid: u32,
     /// Inode of the file to which the object belongs; 0 if the node has not stored an inode.
     pub inode: u64,
-    /// Path of the file in the last report of the server, or path of a task's output in its job; empty if the path is unknown.
+    /// Path of the file when the server signed the right to write the object, or that of a label that wrote it; empty if it is unknown.
     pub path: Vec<u8>,
     /// Permission bits of the file at the seal; `None` for outputs of tasks and for replicas.
     pub mode: Option<u32>,
@@ -227,7 +220,7 @@ impl NodeDatabase {
         Ok(rows.collect::<Result<_, _>>()?)
     }
 
-    /// Returns the node's data about its objects, tasks and notes.
+    /// Returns the node's data about its objects and tasks.
     pub fn records(&self) -> Result<NodeRecords, NodeProblem> {
         rows(&self.0)
     }
@@ -252,7 +245,6 @@ fn rows(db: &Connection) -> Result<NodeRecords, NodeProblem> {
         key: identity("key")?,
         objects: Vec::new(),
         tasks: Vec::new(),
-        notes: notes(db)?,
         label_max: largest(db, "SELECT max(id) FROM label")?,
         object_max: 0,
         removed: identity("removed").is_ok(),
@@ -279,26 +271,6 @@ fn rows(db: &Connection) -> Result<NodeRecords, NodeProblem> {
         _ => {}
     })?;
     Ok(kept)
-}
-
-/// Returns the server's notes about names.
-fn notes(db: &Connection) -> Result<Vec<NameNote>, NodeProblem> {
-    let sql = "SELECT value FROM attribute WHERE object >= ?1 AND object < ?2 AND page = ?3 AND number = ?4";
-    let mut statement = db.prepare(sql)?;
-    let end = tag::INODE + (1 << 60);
-    let row = params![
-        tag::INODE.cast_signed(),
-        end.cast_signed(),
-        name::PAGE,
-        name::NOTE
-    ];
-    let mut rows = statement.query(row)?;
-    let mut notes = Vec::new();
-    while let Some(row) = rows.next()? {
-        let value: Vec<u8> = row.get(0)?;
-        notes.push(NameNote::decode(value.as_slice()).map_err(NodeProblem::Note)?);
-    }
-    Ok(notes)
 }
 
 fn largest(db: &Connection, sql: &str) -> Result<u64, NodeProblem> {

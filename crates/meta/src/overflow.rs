@@ -109,7 +109,7 @@ impl Tx<'_> {
         {
             return Err(PlacementError::Unknown(NodeId(to)).into());
         }
-        version::set_writing_node(self.db, op.object, to)?;
+        version::set_writing_node(self.db, op.object, to.into())?;
         removals::queue(self.db, op.object, from, self.now)?;
         if vnode.object == 0 {
             vnode.node = to.into();
@@ -160,7 +160,6 @@ impl Tx<'_> {
         self.insert_version(&vnode, (vnode.uid, 0), (&path, 1))?;
         self.feed_appeared(&vnode, &path)?;
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.changes.push(Change::Sealed(vnode.ino));
         self.purge_if_orphan(&vnode)

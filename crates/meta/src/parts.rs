@@ -10,6 +10,7 @@ use super::placement::{self, removals, replicas};
 use super::rules;
 use super::shared::NamesShared;
 use super::transaction::Tx;
+use super::version;
 use super::vnode::{InodeRecord, NO_NODE};
 use crate::Connection;
 use crate::query::{execute, find, unsigned};
@@ -153,7 +154,8 @@ impl Tx<'_> {
     }
 
     /// Records the sizes of the parts of an unfinished version; returns the size of the file in bytes.
-    pub(crate) fn seal_parts(&self, object: u64, sizes: &[u64]) -> Result<u64, Fault> {
+    pub(crate) fn seal_parts(&self, op: &v1::Seal) -> Result<u64, Fault> {
+        let (object, sizes) = (op.object, &op.parts);
         let Some((unit, parts)) = parts(self.db, object)? else {
             return Err(Fault::Stale(object));
         };
@@ -162,8 +164,13 @@ impl Tx<'_> {
                 "a version of several objects is sealed with the size of each",
             ));
         }
-        for (part, &size) in parts.iter().zip(sizes) {
-            set_part_size(self.db, part.object, size)?;
+        let receipts = op.receipts.iter().map(Some).chain(std::iter::repeat(None));
+        for ((part, &size), receipt) in parts.iter().zip(sizes).zip(receipts) {
+            // A part of a lost writer was sealed before.
+            if part.size != Some(size) {
+                self.check_length(part.object, part.node.into(), size, receipt)?;
+                set_part_size(self.db, part.object, size)?;
+            }
         }
         let size = StripedLayout::size_of(unit, sizes).and_then(|size| i64::try_from(size).ok());
         size.map(i64::cast_unsigned)
@@ -172,12 +179,17 @@ impl Tx<'_> {
 
     /// Seals one part of an unfinished version whose writer is no longer alive. Returns the version, and the sizes of all parts if all
     /// parts are sealed.
-    pub(crate) fn seal_part(&self, part: u64, size: u64) -> Result<Option<Half>, Fault> {
+    pub(crate) fn seal_part(&self, op: &v1::Seal) -> Result<Option<Half>, Fault> {
+        let part = op.object;
         let Some(version) = version_of(self.db, part)? else {
             return Ok(None);
         };
-        set_part_size(self.db, part, size)?;
-        let all = parts(self.db, version)?.map_or_else(Vec::new, |(_, parts)| parts);
+        let mut all = parts(self.db, version)?.map_or_else(Vec::new, |(_, parts)| parts);
+        let row = all.iter_mut().find(|row| row.object == part);
+        let row = row.ok_or(Fault::Stale(part))?;
+        self.check_length(part, row.node.into(), op.size, op.receipts.first())?;
+        set_part_size(self.db, part, op.size)?;
+        row.size = Some(op.size);
         let sizes: Option<Vec<u64>> = all.iter().map(|part| part.size).collect();
         Ok(Some(Half { version, sizes }))
     }
@@ -399,7 +411,12 @@ pub(super) fn any(db: &Connection) -> Result<bool, Fault> {
 }
 
 /// Inserts the layout of a version: a stripe unit, or the unit 0 and the present size for a version that several mounts write.
-pub fn insert_layout(db: &Connection, version: u64, unit: u64, size: u64) -> Result<(), Fault> {
+pub(super) fn insert_layout(
+    db: &Connection,
+    version: u64,
+    unit: u64,
+    size: u64,
+) -> Result<(), Fault> {
     let row = params![
         version.cast_signed(),
         unit.cast_signed(),
@@ -422,14 +439,24 @@ pub(super) fn set_written_size(
 }
 
 /// Records the size and the encoded extents of a version that several mounts have written.
-pub fn set_extents(db: &Connection, version: u64, size: u64, extents: &[u8]) -> Result<(), Fault> {
+pub(super) fn set_extents(
+    db: &Connection,
+    version: u64,
+    size: u64,
+    extents: &[u8],
+) -> Result<(), Fault> {
     let row = params![version.cast_signed(), extents, size.cast_signed()];
     let sql = "UPDATE layout SET extents = ?2, size = ?3 WHERE object = ?1";
     execute(db, sql, row)
 }
 
 /// Inserts a part of a version at position `index`.
-pub fn insert_part(db: &Connection, version: u64, index: u32, part: PartRow) -> Result<(), Fault> {
+pub(super) fn insert_part(
+    db: &Connection,
+    version: u64,
+    index: u32,
+    part: PartRow,
+) -> Result<(), Fault> {
     let row = params![
         version.cast_signed(),
         index,
@@ -438,6 +465,26 @@ pub fn insert_part(db: &Connection, version: u64, index: u32, part: PartRow) -> 
         part.size.map_or(UNSEALED, u64::cast_signed),
     ];
     execute(db, "INSERT INTO part VALUES (?1, ?2, ?3, ?4, ?5)", row)
+}
+
+/// Makes objects on nodes the parts of a version that was begun as one object.
+pub fn lay_out_written(
+    db: &Connection,
+    shared: &NamesShared,
+    object: u64,
+    striped: &StripedLayout,
+) -> Result<(), Fault> {
+    shared.set_parts();
+    insert_layout(db, object, striped.unit, 0)?;
+    for (index, part) in (0_u32..).zip(&striped.parts) {
+        let row = PartRow {
+            object: part.object.0,
+            node: part.replicas.first().map_or(0, |replica| replica.node.0),
+            size: None,
+        };
+        insert_part(db, object, index, row)?;
+    }
+    version::set_writing_node(db, object, NO_NODE)
 }
 
 /// Records the size of a part that was sealed.

@@ -82,8 +82,6 @@ CREATE INDEX writing_session ON writing(session);
 CREATE TABLE xattr(ino INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(ino, name)) WITHOUT ROWID;
 CREATE INDEX xattr_name ON xattr(name);
 CREATE INDEX inode_without_name ON inode(ino) WHERE nlink = 0;
-CREATE TABLE note(node INTEGER NOT NULL, ino INTEGER NOT NULL, changes INTEGER NOT NULL, PRIMARY KEY(node,
-  ino)) WITHOUT ROWID;
 CREATE TABLE annotation(object INTEGER NOT NULL, name BLOB NOT NULL, value BLOB NOT NULL, PRIMARY KEY(object,
   name)) WITHOUT ROWID;
 CREATE TABLE layout(object INTEGER PRIMARY KEY, unit INTEGER NOT NULL, size INTEGER NOT NULL DEFAULT 0,

@@ -212,8 +212,9 @@ impl NamesShared {
         uid: u32,
         attributes: Attributes,
     ) -> Vec<u8> {
+        let ino = attributes.inode;
         let right = self.sign_to_write(node, object, rights, uid, attributes);
-        self.on_granted(attributes.inode, node, object);
+        self.on_granted(ino, node, object);
         right
     }
 

@@ -96,7 +96,6 @@ impl Tx<'_> {
         let directory = parent.ino;
         self.add_entry(parent, &name, &vnode)?;
         vnode.insert(self.db)?;
-        self.note(&vnode)?;
         self.shared.add_files(1);
         if op.object != 0 {
             let size_max = self.need_quota(&vnode)?;
@@ -321,7 +320,6 @@ impl Tx<'_> {
         vnode.nlink += 1;
         vnode.ctime = self.time(op.time);
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         let directory = parent.ino;
         self.add_entry(parent, &op.name, &vnode)?;
         self.feed_named(&vnode, directory, &op.name)?;
@@ -370,7 +368,6 @@ impl Tx<'_> {
     /// Removes a name of the inode. With the last name the inode is removed, unless a client has the file open. Returns the inode after the
     /// change.
     fn drop_name(&mut self, mut vnode: InodeRecord, time: i64) -> Result<InodeRecord, Fault> {
-        self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         vnode.nlink = if vnode.is_dir() {
             0
@@ -507,7 +504,6 @@ impl Tx<'_> {
             vnode.parent = to.ino;
         }
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.add_entry(to, &op.new_name, &vnode)?;
         // The file was written under a temporary name: its version receives the final name.
@@ -543,7 +539,6 @@ impl Tx<'_> {
                 moved.parent = parent;
             }
             moved.update(self.db)?;
-            self.note(moved)?;
             self.changes.push(Change::Vnode(moved.ino));
         }
         self.changed_entry(from.ino, &op.name);

@@ -4,6 +4,7 @@ use super::attribute;
 use super::fault::Fault;
 use super::overflow::ClientLocation;
 use super::parts::{self, Half};
+use super::paths::path_of;
 use super::placement::{self, burst, migrations, removals};
 use super::remotes;
 use super::rules::runs::ABANDONED;
@@ -286,6 +287,11 @@ impl Tx<'_> {
             gid: vnode.gid,
             mode: vnode.mode & 0o7777,
             part: part.map(PartOf::to_bytes),
+            // The holder of the capability may not know the other names of a file. One part of a version is enough to find it again.
+            path: match vnode.nlink <= 1 && part.is_none_or(|part| part.index == 0) {
+                true => self.path_of(vnode.ino)?.unwrap_or_default(),
+                false => Vec::new(),
+            },
         };
         let uid = self.caller.uid;
         let signed = match self.caller.administrator {
@@ -561,8 +567,11 @@ impl Tx<'_> {
             };
         };
         let size = match node {
-            NO_NODE => self.seal_parts(op.object, &op.parts)?,
-            _ => op.size,
+            NO_NODE => self.seal_parts(op)?,
+            node => {
+                self.check_length(op.object, node, op.size, op.receipts.first())?;
+                op.size
+            }
         };
         // A mount itself stays within the quota of the workspace.
         if self.session_of(op.object)? == Some(0)
@@ -583,6 +592,25 @@ impl Tx<'_> {
             (size, mtime),
             (uid, &op.replicas),
         )
+    }
+
+    /// Checks that a node sealed an object at the length that a writer declares: the writer shows the node's receipt.
+    pub(crate) fn check_length(
+        &self,
+        object: u64,
+        node: i64,
+        size: u64,
+        receipt: Option<&Vec<u8>>,
+    ) -> Result<(), Fault> {
+        let confirmed = |of: u32| {
+            let receipt = receipt.map_or(&[][..], Vec::as_slice);
+            let (of, object) = (NodeId(of), ObjectId(object));
+            self.shared.key().is_receipt(receipt, of, object, size)
+        };
+        match u32::try_from(node).is_ok_and(confirmed) {
+            true => Ok(()),
+            false => Err(Fault::NoReceipt { object, node, size }),
+        }
     }
 
     /// Makes a written object the current version of its file.
@@ -608,11 +636,6 @@ impl Tx<'_> {
         self.drop_object(old.0, old.1)?;
         vnode.update(self.db)?;
         self.grown(vnode, grown)?;
-        self.note(vnode)?;
-        // Until now all nodes knew the file; from now on only one node does.
-        if old.1 == NO_NODE && vnode.version > 1 {
-            self.note_for_all(vnode.ino)?;
-        }
         self.changes.push(Change::Vnode(vnode.ino));
         self.changes.push(Change::Sealed(vnode.ino));
         self.purge_if_orphan(vnode)?;
@@ -625,7 +648,7 @@ impl Tx<'_> {
         if !self.shared.parts() || !self.caller.administrator || !op.parts.is_empty() {
             return Ok(None);
         }
-        let Some(Half { version, sizes }) = self.seal_part(op.object, op.size)? else {
+        let Some(Half { version, sizes }) = self.seal_part(op)? else {
             return Ok(None);
         };
         let Some(parts) = sizes else {
@@ -746,7 +769,6 @@ impl Tx<'_> {
             vnode.node = NO_NODE;
         }
         vnode.update(self.db)?;
-        self.note(&vnode)?;
         self.may_go_by_now(vnode.object)?;
         self.changes.push(Change::Vnode(vnode.ino));
         self.purge_if_orphan(&vnode)?;
@@ -967,6 +989,38 @@ pub fn file_of(db: &Connection, object: u64) -> Result<Option<(Vec<u8>, u64, u64
     })
 }
 
+/// Returns the files of objects on a node. An object without a file that anybody can read is left out. A file that has a later version, or
+/// that consists of several objects, is named accordingly.
+pub fn files_on(
+    db: &Connection,
+    node: u32,
+    objects: &[u64],
+) -> Result<Vec<v1::FileOfObject>, Fault> {
+    let sql = "SELECT held.ino, held.version != held.object, inode.object = held.version FROM held \
+               CROSS JOIN inode ON inode.ino = held.ino WHERE held.object = ?1 AND held.removed = 0 \
+               AND (held.node = ?2 OR EXISTS (SELECT 1 FROM replica WHERE replica.object = ?1 AND replica.node = ?2))";
+    let mut files = Vec::new();
+    for &object in objects {
+        let key = params![object.cast_signed(), node];
+        let found = query::find(db, sql, key, |row| {
+            Ok((query::unsigned(row, 0)?, row.get(1)?, row.get(2)?))
+        })?;
+        let Some((ino, part, current)) = found else {
+            continue;
+        };
+        let Some(path) = path_of(db, ino)? else {
+            continue;
+        };
+        files.push(v1::FileOfObject {
+            object,
+            // The name is that of the current version.
+            path: if current { path } else { Vec::new() },
+            part,
+        });
+    }
+    Ok(files)
+}
+
 /// Schedules the removal of a version, with all names of its file, at time `at`; 0 cancels it.
 pub fn set_expiry(db: &Connection, object: u64, at: i64) -> Result<(), Fault> {
     let sql = "UPDATE version SET expires = ?2 WHERE object = ?1";
@@ -980,7 +1034,7 @@ pub(super) fn set_node(db: &Connection, object: u64, node: u32) -> Result<(), Fa
 }
 
 /// Sets the node to which a version is being written.
-pub(super) fn set_writing_node(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+pub(super) fn set_writing_node(db: &Connection, object: u64, node: i64) -> Result<(), Fault> {
     let sql = "UPDATE writing SET node = ?2 WHERE object = ?1";
     query::execute(db, sql, params![object.cast_signed(), node])
 }

@@ -18,8 +18,6 @@ pub const RELEASED: Signals = Signals(1 << 3);
 
 /// The free space of a node of the burst tier has changed.
 pub const FILLED: Signals = Signals(1 << 4);
-/// A node has stored notes.
-pub const NOTED: Signals = Signals(1 << 5);
 /// A capability was revoked.
 pub const REVOKED: Signals = Signals(1 << 6);
 /// The state of a node that is, or may be, suspended has changed.

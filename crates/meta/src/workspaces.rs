@@ -183,7 +183,6 @@ impl Tx<'_> {
         directory.parent = above.ino;
         self.add_entry(above, name.as_bytes(), &directory)?;
         directory.insert(self.db)?;
-        self.note(&directory)?;
         self.shared.add_files(1);
         Ok(ino.cast_signed())
     }

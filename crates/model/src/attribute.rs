@@ -13,13 +13,14 @@ pub mod object {
     pub const GID: u32 = 3;
     /// Inode of the object's file (`u64`).
     pub const INODE: u32 = 4;
-    /// The file's path in the last report of the server (text); absent before the first report.
+    /// Path of the file when the server signed the right to write the object, or that of the label that wrote it (text); absent if the path
+    /// is unknown.
     pub const PATH: u32 = 5;
     /// Task that wrote the object (`u64`); absent if a client wrote it.
     pub const TASK: u32 = 6;
     /// Time of the seal, in nanoseconds since the Unix epoch (`u64`).
     pub const SEALED_AT: u32 = 7;
-    /// Permission bits of the file when it was sealed (`u64`).
+    /// Permission bits of the file when the server signed the right to write the object, or sent the label that copied it (`u64`).
     pub const MODE: u32 = 8;
     /// Striped file and part number (`layout::PartOf::to_bytes`); absent if the object is a whole version.
     pub const PART: u32 = 9;
@@ -70,18 +71,6 @@ pub mod task {
     /// Selections of the task's inputs (text, a JSON array with a `layout::Selection` as text for each input, empty for a whole input);
     /// absent if all inputs were read completely.
     pub const SELECTIONS: u32 = 19;
-}
-
-/// Attributes of an inode in the namespace, from which a lost metadata database can be rebuilt.
-pub mod name {
-    /// Number of the page of inode attributes.
-    pub const PAGE: u32 = 0x4;
-    /// Number of the namespace change after which the inode's note was written (`u64`): the note with the highest number is valid.
-    pub const CHANGE: u32 = 1;
-    /// Content of the inode's note (protobuf, `NameNote`).
-    pub const NOTE: u32 = 2;
-    /// Object of the inode (`u64`): its deletion deletes the note, too; absent if the inode has no object.
-    pub const OBJECT: u32 = 3;
 }
 
 /// Attributes of the status object, which has the id 0.

@@ -52,6 +52,8 @@ pub enum Operation {
         to: LabelOutput,
         /// Striped file to which the object belongs as a part.
         part: Option<PartOf>,
+        /// Permission bits of the file.
+        mode: Option<u32>,
     },
     /// Remove objects. A missing object is no error.
     Remove {

@@ -15,8 +15,6 @@ pub mod tag {
     pub const INPUTS: u64 = 2 << 60;
     /// Tag of the linked collection of a task's outputs: the tag and the task id.
     pub const OUTPUTS: u64 = 3 << 60;
-    /// Tag of the namespace's note of an inode: the tag and the inode.
-    pub const INODE: u64 = 4 << 60;
 }
 
 /// Sealed object and the node that holds it.
@@ -50,12 +48,6 @@ impl ObjectId {
     #[must_use]
     pub fn output_collection(task: TaskId) -> Self {
         Self(tag::OUTPUTS | (task.0 & !tag::MASK))
-    }
-
-    /// Returns the object of the namespace's note of an inode.
-    #[must_use]
-    pub fn of_inode(inode: crate::id::Inode) -> Self {
-        Self(tag::INODE | (inode.0 & !tag::MASK))
     }
 
     /// Returns whether the id belongs to a data object that a client may write: neither a collection nor the status object.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::Server;
 use tidemill_model::backoff::Backoff;
-use tidemill_model::id::{LabelId, ObjectId};
+use tidemill_model::id::LabelId;
 use tidemill_wire::PROTOCOL_VERSION;
 use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::condition;
@@ -150,51 +150,6 @@ async fn on_welcome(daemon: &Daemon, welcome: &v1::Welcome) -> Result<(), Discon
     Ok(())
 }
 
-/// Stores notes about names, and compares the lengths of files with the lengths that the server noted.
-fn on_notes(daemon: &Arc<Daemon>, notes: v1::NameNotes) {
-    let daemon = Arc::clone(daemon);
-    let about: Vec<ObjectId> = notes
-        .notes
-        .iter()
-        .flat_map(crate::notes::objects_of)
-        .collect();
-    let count = notes.notes.len();
-    let put = move |db: &rusqlite::Connection| {
-        let mut wrong = Vec::new();
-        for note in &notes.notes {
-            wrong.extend(crate::notes::of_false_length(db, note)?);
-        }
-        Ok((crate::notes::put(db, &notes.notes)?, wrong))
-    };
-    let db = daemon.parts().db.clone();
-    let runtime = tokio::runtime::Handle::current();
-    // The server sends a note once, and files are uploaded to the backend only after their notes.
-    let backend = daemon.parts().backend.as_ref();
-    let urgency = crate::notes::Urgency {
-        count,
-        durable: backend.is_some(),
-        awaited: backend.is_some_and(|backend| backend.any_not_uploaded(&about)),
-    };
-    crate::notes::keep(&db, urgency, put, move |kept| match kept {
-        Ok((change, wrong)) => {
-            if !wrong.is_empty() {
-                let daemon = Arc::clone(&daemon);
-                runtime.spawn_blocking(move || {
-                    crate::scrub::refuse(daemon.parts(), &wrong);
-                });
-            }
-            if let Some(backend) = &daemon.parts().backend {
-                backend.on_noted(about.into_iter());
-            }
-            let noted = v1::Noted { change };
-            let noted = from_node::Message::Noted(noted);
-            daemon.parts().reports.send(noted);
-        }
-        // The server sends the notes again with the next connection.
-        Err(error) => tracing::warn!(%error, "notes about names can't be stored"),
-    });
-}
-
 fn on_message(daemon: &Arc<Daemon>, message: Message) {
     match message {
         // The session handles these messages itself, as it must wait for them.
@@ -228,7 +183,11 @@ fn on_message(daemon: &Arc<Daemon>, message: Message) {
                 reports.send(from_node::Message::Probed(probed));
             });
         }
-        Message::Notes(notes) => on_notes(daemon, notes),
+        Message::Files(files) => {
+            if let Some(backend) = &daemon.parts().backend {
+                backend.on_files(files.files);
+            }
+        }
         Message::Log(copy) => {
             let daemon = Arc::clone(daemon);
             tokio::task::spawn_blocking(move || {

@@ -7,7 +7,6 @@ use crate::daemon::Daemon;
 use crate::db::DbError;
 use crate::hash_checks::HashChecks;
 use crate::identity::NodeIdentity;
-use crate::notes;
 use crate::ranks;
 use crate::records::{self, ObjectRecord};
 use crate::reduce::{self, ReduceTrouble, Reducers};
@@ -28,8 +27,9 @@ use axum::routing::{get, post};
 use axum::serve::IncomingStream;
 use bytes::{Bytes, BytesMut};
 use futures_util::StreamExt;
-use std::ffi::OsString;
+use std::ffi::OsStr;
 use std::net::SocketAddr;
+use std::os::unix::ffi::OsStrExt as _;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_client::concurrency_limit::{Busy, UserPermits};
@@ -39,11 +39,11 @@ use tidemill_client::tls::{Listener, SocketStream};
 use tidemill_model::id::{ObjectId, TaskId};
 use tidemill_model::label::Owner;
 use tidemill_sandbox::locks::ProcFile;
-use tidemill_wire::capability::{Capability, CapabilityRefusal, rights};
+use tidemill_wire::capability::{Attributes, Capability, CapabilityRefusal, rights};
 use tidemill_wire::replicas::{OBJECTS_MAX, REPLICAS, ReplicaItem, encode};
 use tidemill_wire::route::{
     self, CAPABILITY_HEADER, ListedObject, SEAL_ALL_MAX, SOURCE_HEADER, SealBody, SealItem,
-    SealReply, SealResult,
+    SealReply, SealResult, SizeReply,
 };
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -581,7 +581,7 @@ async fn make_stub(
     let path = path.map_err(|_| HttpRefusal::Bad("the path is not UTF-8"))?;
     let store = Arc::clone(&context.daemon.parts().store);
     let size = blocking(move || store.make_stub(object, &path)).await?;
-    Ok(axum::Json(serde_json::json!({ "size": size })).into_response())
+    Ok(axum::Json(SizeReply { size }).into_response())
 }
 
 #[derive(serde::Deserialize)]
@@ -601,7 +601,7 @@ async fn allocate(
     let store = Arc::clone(&context.daemon.parts().store);
     let allocate = move || store.allocate(object, range.offset, range.length, range.mode);
     let size = blocking(allocate).await?;
-    Ok(axum::Json(SealReply { size }).into_response())
+    Ok(axum::Json(SizeReply { size }).into_response())
 }
 
 async fn reserve(
@@ -638,9 +638,12 @@ async fn seal(
     let body = collect(body, BODY_BYTES_MAX).await?;
     let body: SealBody = serde_json::from_slice(&body)
         .map_err(|_| HttpRefusal::Bad("the body is not a SealBody in JSON"))?;
-    let sealed = seal_objects(&context, vec![(object, attested(&shown, body)?)]).await?;
+    let sealed = seal_objects(&context, vec![signed(&shown, object, body)?]).await?;
     match sealed.into_iter().next() {
-        Some(size) => Ok(axum::Json(SealReply { size: size? }).into_response()),
+        Some(sealed) => {
+            let (size, receipt) = sealed?;
+            Ok(axum::Json(SealReply { size, receipt }).into_response())
+        }
         None => Err(HttpRefusal::Bad("the answer can't be encoded")),
     }
 }
@@ -658,14 +661,14 @@ async fn seal_all(
         return Err(HttpRefusal::Bad("more objects than one request may seal"));
     }
     let mut results = Vec::with_capacity(items.len());
-    let mut allowed = Vec::with_capacity(items.len());
+    let (mut allowed, mut indexes) = (Vec::with_capacity(items.len()), Vec::new());
     for (index, item) in items.into_iter().enumerate() {
         let object = ObjectId(item.object);
         let checked = if object.is_data() {
             let shown = context.read(item.capability.as_bytes()).await;
             shown.and_then(|shown| {
                 context.check(&shown, object, rights::WRITE)?;
-                Ok(attested(&shown, item.body)?)
+                Ok(signed(&shown, object, item.body)?)
             })
         } else {
             Err(HttpRefusal::Bad("only data objects can be written"))
@@ -673,20 +676,25 @@ async fn seal_all(
         results.push(SealResult {
             object: item.object,
             size: 0,
+            receipt: String::new(),
             status: 200,
             message: String::new(),
         });
         match checked {
-            Ok(body) => allowed.push((index, object, body)),
+            Ok(object) => {
+                indexes.push(index);
+                allowed.push(object);
+            }
             Err(refused) => refuse(&mut results[index], &refused),
         }
     }
-    let indexes: Vec<usize> = allowed.iter().map(|(index, ..)| *index).collect();
-    let objects = allowed.into_iter().map(|(_, object, body)| (object, body));
-    let sealed = seal_objects(&context, objects.collect()).await?;
+    let sealed = seal_objects(&context, allowed).await?;
     for (index, sealed) in indexes.into_iter().zip(sealed) {
         match sealed {
-            Ok(size) => results[index].size = size,
+            Ok((size, receipt)) => {
+                results[index].size = size;
+                results[index].receipt = receipt;
+            }
             Err(error) => refuse(&mut results[index], &error.into()),
         }
     }
@@ -729,86 +737,93 @@ fn refuse(result: &mut SealResult, refused: &HttpRefusal) {
     result.message = refused.to_string();
 }
 
-/// Returns the body of a seal with the attributes that the server has signed. Uses only these fields of the client's body: `durable`,
-/// `lost`, and from the path the name that the log shows for an open file of a lost writer.
+/// An object to seal: the attributes that the server has signed, and the request of the client.
+struct ObjectToSeal {
+    object: ObjectId,
+    signed: Attributes,
+    body: SealBody,
+}
+
+/// Returns the object that a client with this capability may seal.
 ///
 /// # Errors
 /// [`CapabilityRefusal::Rights`] if the capability has no attributes.
-fn attested(shown: &Capability, body: SealBody) -> Result<(SealBody, OsString), CapabilityRefusal> {
-    let signed = shown.attributes.ok_or(CapabilityRefusal::Rights)?;
-    let name = std::path::Path::new(&body.path).file_name();
-    let name = name.unwrap_or_default().to_owned();
-    let body = SealBody {
-        // The object became one of several parts after the capability was signed. Without a note, its place in the file is unknown.
-        inode: match (signed.part, body.part) {
-            (None, Some(_)) => 0,
-            _ => signed.inode,
-        },
-        path: String::new(),
-        uid: signed.uid,
-        gid: signed.gid,
-        mode: signed.mode,
-        durable: body.durable,
-        lost: body.lost,
-        part: signed.part,
-    };
-    Ok((body, name))
+fn signed(
+    shown: &Capability,
+    object: ObjectId,
+    body: SealBody,
+) -> Result<ObjectToSeal, CapabilityRefusal> {
+    let mut signed = shown.attributes.clone().ok_or(CapabilityRefusal::Rights)?;
+    // Only the server knows the place of such a part in the file.
+    if signed.part.is_none() && body.part {
+        signed.inode = 0;
+    }
+    Ok(ObjectToSeal {
+        object,
+        signed,
+        body,
+    })
 }
 
-/// Seals objects with one transaction of the database. An object that was sealed before keeps its attributes.
+/// Seals objects with one transaction of the database. An object that was sealed before keeps its attributes. Returns the length of each
+/// object, and the receipt for it.
 async fn seal_objects(
     context: &HttpContext,
-    objects: Vec<(ObjectId, (SealBody, OsString))>,
-) -> Result<Vec<Result<u64, StoreError>>, HttpRefusal> {
+    objects: Vec<ObjectToSeal>,
+) -> Result<Vec<Result<(u64, String), StoreError>>, HttpRefusal> {
     let parts = context.daemon.parts();
-    let durable = objects.iter().any(|(_, (body, _))| body.durable);
+    let key = context.daemon.key().await.ok_or(HttpRefusal::NotJoined)?;
+    let node = context.daemon.config.node;
+    let durable = objects.iter().any(|to_seal| to_seal.body.durable);
     let store = Arc::clone(&parts.store);
     let counters = Arc::clone(&parts.counters);
     let sealed_at = now();
     let seal_files = move || {
         let mut results = Vec::with_capacity(objects.len());
         let mut rows = Vec::with_capacity(objects.len());
-        for (object, (body, name)) in objects {
+        for to_seal in objects {
+            let ObjectToSeal {
+                object,
+                signed,
+                body,
+            } = to_seal;
             let sealed = if body.lost {
+                let path = std::path::Path::new(OsStr::from_bytes(&signed.path));
                 let shown = ProcFile {
-                    inode: body.inode,
-                    name: &name,
+                    inode: signed.inode,
+                    name: path.file_name().unwrap_or_default(),
                 };
                 store.seal_lost(object, body.durable, shown)
             } else {
                 store.seal(object, body.durable)
             };
             if let Ok(size) = sealed {
-                let row = ObjectRecord::written(object, size, &body, sealed_at);
+                let row = ObjectRecord::written(object, size, signed, sealed_at);
                 rows.push((row, store.allocated(object)));
             }
-            results.push(sealed);
+            results.push((object, sealed));
         }
         (results, rows)
     };
     let (results, rows) = tokio::task::spawn_blocking(seal_files).await?;
     let change = move |connection: &rusqlite::Connection| {
-        let (mut new, mut wrong) = (Vec::with_capacity(rows.len()), Vec::new());
+        let mut new = Vec::with_capacity(rows.len());
         for (row, written) in rows {
             if !records::has_object(connection, row.id)? {
                 records::put_object(connection, &row)?;
                 new.push((row.id, written));
-                let what = notes::is_of_false_length(connection, row.inode, row.id)?;
-                wrong.extend(what.map(|what| (row.id, what)));
             }
         }
-        Ok((new, wrong))
+        Ok(new)
     };
-    let (new, wrong) = parts.db.write(durable, change).await?;
-    if !wrong.is_empty() {
-        let daemon = Arc::clone(&context.daemon);
-        tokio::task::spawn_blocking(move || scrub::refuse(daemon.parts(), &wrong));
-    }
-    for (object, written) in new {
+    for (object, written) in parts.db.write(durable, change).await? {
         counters.on_sealed(object, written);
         parts.flash.on_written(object, written);
     }
-    Ok(results)
+    let receipt = |(object, sealed): (ObjectId, Result<u64, StoreError>)| {
+        sealed.map(|size| (size, route::hex(&key.receipt(node, object, size))))
+    };
+    Ok(results.into_iter().map(receipt).collect())
 }
 
 #[derive(serde::Deserialize)]

@@ -31,7 +31,6 @@ pub mod labels;
 mod log_copies;
 pub mod memory;
 mod memory_outputs;
-pub mod notes;
 mod part_reader;
 pub mod power;
 pub mod programs;

@@ -9,7 +9,7 @@ use tidemill_model::label::{Analysis, FailureKind, Outcome, Owner};
 use tidemill_model::layout::{PartOf, Selection};
 use tidemill_model::object::tag;
 use tidemill_model::time::Time;
-use tidemill_wire::route::SealBody;
+use tidemill_wire::capability::Attributes;
 use tidemill_wire::v1::UsedIds;
 
 /// Values of the column `object.kind`.
@@ -50,8 +50,8 @@ pub struct ObjectRecord {
     pub owner: Owner,
     /// Inode of the object's file.
     pub inode: u64,
-    /// Path of the object's file.
-    pub path: String,
+    /// Path of the object's file when the server signed the right to write it, or sent the label that wrote it; may be empty.
+    pub path: Vec<u8>,
     /// Permission bits of the object's file, if known.
     pub mode: Option<u32>,
     /// Id of the task that wrote the object, if a task wrote the object.
@@ -81,22 +81,22 @@ pub struct ObjectChecksum {
 }
 
 impl ObjectRecord {
-    /// Returns the record of an object that a client wrote and sealed. `body` contains the attributes that the server has signed.
+    /// Returns the record of an object that a client wrote and sealed, with the attributes that the server has signed.
     #[must_use]
-    pub fn written(id: ObjectId, size: u64, body: &SealBody, sealed_at: Time) -> Self {
+    pub fn written(id: ObjectId, size: u64, signed: Attributes, sealed_at: Time) -> Self {
         Self {
             id,
             size,
             owner: Owner {
-                uid: body.uid,
-                gid: body.gid,
+                uid: signed.uid,
+                gid: signed.gid,
             },
-            inode: body.inode,
-            path: body.path.clone(),
-            mode: Some(body.mode),
+            inode: signed.inode,
+            path: signed.path,
+            mode: Some(signed.mode),
             task: None,
             sealed_at,
-            part: body.part.and_then(|part| PartOf::from_bytes(&part)),
+            part: signed.part.and_then(|part| PartOf::from_bytes(&part)),
             hash: None,
             memory: false,
         }
@@ -124,7 +124,13 @@ pub fn put_object(connection: &Connection, record: &ObjectRecord) -> Result<()> 
     set(object::GID, AttributeValue::Number(record.owner.gid.into()))?;
     set(object::INODE, AttributeValue::Number(record.inode))?;
     if !record.path.is_empty() {
-        set(object::PATH, AttributeValue::Text(&record.path))?;
+        set_attribute(
+            connection,
+            record.id,
+            object::PAGE,
+            object::PATH,
+            &record.path,
+        )?;
     }
     set(
         object::SEALED_AT,
@@ -280,7 +286,6 @@ pub fn data_objects(connection: &Connection) -> Result<Vec<ObjectId>> {
 /// # Errors
 /// SQLite returns an error.
 pub fn remove_object(connection: &Connection, id: ObjectId) -> Result<()> {
-    crate::notes::forget_with(connection, id)?;
     let id = signed(id.0);
     connection
         .prepare_cached("DELETE FROM object WHERE id = ?1")?
@@ -628,27 +633,7 @@ fn label_of(row: &rusqlite::Row<'_>) -> Result<LabelRecord> {
     })
 }
 
-/// Key of the highest change number of a note, in the node's identity.
-const HIGHEST_CHANGE: &str = "highest-change";
-
-/// Stores the highest change number of new notes, unless an earlier note has a higher number.
-///
-/// # Errors
-/// If SQLite refuses.
-pub fn note_change(connection: &Connection, change: u64) -> Result<()> {
-    if change > highest_change(connection)? {
-        set_identity(connection, HIGHEST_CHANGE, &change.to_le_bytes())?;
-    }
-    Ok(())
-}
-
-fn highest_change(connection: &Connection) -> Result<u64> {
-    let stored = identity(connection, HIGHEST_CHANGE)?;
-    let bytes = stored.and_then(|bytes| bytes.try_into().ok());
-    Ok(bytes.map_or(0, u64::from_le_bytes))
-}
-
-/// Returns the highest ids that the node has stored. Notes of rules have inodes from `1 << 59`, which the server does not issue.
+/// Returns the highest ids that the node has stored.
 ///
 /// # Errors
 /// If SQLite refuses.
@@ -660,12 +645,9 @@ pub fn used_ids(connection: &Connection) -> Result<UsedIds> {
         Ok(highest.cast_unsigned())
     };
     let objects = "SELECT coalesce(max(id), 0) FROM object WHERE id >= ?1 AND id < ?2";
-    let notes = "SELECT coalesce(max(object), 0) FROM attribute WHERE object >= ?1 AND object < ?2";
     let labels = "SELECT coalesce(max(id), 0) FROM label WHERE id >= ?1 AND id < ?2";
     Ok(UsedIds {
         object: highest(objects, 0..tag::TASK)?,
-        inode: highest(notes, tag::INODE..tag::INODE | 1 << 59)? & !tag::MASK,
-        change: highest_change(connection)?,
         task: highest(objects, tag::TASK..tag::INPUTS)? & !tag::MASK,
         label: highest(labels, 0..tag::TASK)?,
     })

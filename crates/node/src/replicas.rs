@@ -12,6 +12,7 @@ use crate::store::ObjectFile;
 use crate::task::{LabelEffects, now};
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use tidemill_model::display::escaped;
 use tidemill_model::id::{LabelId, NodeId, ObjectId};
 use tidemill_model::label::{FailureKind, LabelInput, Lane, Operation, SealedOutput};
 use tidemill_wire::replicas::{OBJECT_BYTES_MAX, OBJECTS_BYTES_MAX, OBJECTS_MAX, ReplicaData};
@@ -86,7 +87,7 @@ fn make_durable(parts: &ExecutorParts, made: &mut BTreeMap<LabelId, LabelEffects
     for (id, work) in made.iter() {
         for record in &work.made {
             let named = ObjectFile {
-                path: record.path.clone(),
+                path: escaped(&record.path),
                 part: record.part.is_some(),
                 hash: record.hash,
             };
@@ -138,7 +139,7 @@ fn bring(
 
 /// Stores the bytes of a replica as a sealed object.
 fn keep(parts: &ExecutorParts, live: &Live, bytes: &[u8], hash: Hash) -> Option<LabelEffects> {
-    let Operation::Copy { to, part, .. } = &live.label.operation else {
+    let Operation::Copy { to, part, mode, .. } = &live.label.operation else {
         return None;
     };
     parts.store.put(to.object, bytes).ok()?;
@@ -158,8 +159,8 @@ fn keep(parts: &ExecutorParts, live: &Live, bytes: &[u8], hash: Hash) -> Option<
         size,
         owner: live.label.owner,
         inode: to.inode.0,
-        path: to.path.clone(),
-        mode: None,
+        path: to.path.clone().into_bytes(),
+        mode: *mode,
         task: None,
         sealed_at: outcome.end,
         part: *part,

@@ -390,15 +390,6 @@ fn set_aside(parts: &ExecutorParts, object: ObjectId, what: &str) -> Result<(), 
     Ok(())
 }
 
-/// Sets objects aside whose content differs from the content that their writer sealed.
-pub(crate) fn refuse(parts: &ExecutorParts, wrong: &[(ObjectId, String)]) {
-    for (object, what) in wrong {
-        if let Err(error) = set_aside(parts, *object, what) {
-            tracing::warn!(%error, %object, "a corruption can't be recorded yet: the object {what}");
-        }
-    }
-}
-
 fn damage_report(corrupt: Vec<(ObjectId, String)>) -> Message {
     let objects = corrupt.into_iter().map(|(object, what)| v1::CorruptObject {
         object: object.0,

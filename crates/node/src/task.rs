@@ -137,7 +137,12 @@ pub fn run(parts: &ExecutorParts, live: &Live, phase: &dyn Fn(&'static str)) -> 
     let mut run = RunningLabel::new(parts, live);
     let result = match &live.label.operation {
         Operation::Analyse(analysis) => run.analyse(analysis, phase),
-        Operation::Copy { from, to, part } => run.copy(from, (to, *part), phase),
+        Operation::Copy {
+            from,
+            to,
+            part,
+            mode,
+        } => run.copy(from, (to, *part, *mode), phase),
         Operation::Remove { objects } => run.remove(objects),
         Operation::Verify { .. } => Ok(Vec::new()),
     };
@@ -706,7 +711,7 @@ impl RunningLabel<'_> {
             size,
             owner: self.owner(),
             inode: output.inode.0,
-            path: output.path.clone(),
+            path: output.path.clone().into_bytes(),
             mode: None,
             task: Some(analysis.task.0),
             sealed_at: now(),
@@ -1018,7 +1023,7 @@ impl RunningLabel<'_> {
     fn copy(
         &mut self,
         from: &LabelInput,
-        (to, part): (&LabelOutput, Option<PartOf>),
+        (to, part, mode): (&LabelOutput, Option<PartOf>, Option<u32>),
         phase: &dyn Fn(&'static str),
     ) -> TaskResult {
         phase("fetching");
@@ -1083,8 +1088,8 @@ impl RunningLabel<'_> {
             size,
             owner: self.owner(),
             inode: to.inode.0,
-            path: to.path.clone(),
-            mode: None,
+            path: to.path.clone().into_bytes(),
+            mode,
             task: None,
             sealed_at: now(),
             part,

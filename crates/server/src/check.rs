@@ -14,10 +14,10 @@ use tidemill_meta::holdings::{self, SealedVersion};
 use tidemill_meta::parts;
 use tidemill_meta::placement::corruption;
 use tidemill_meta::{Connection, Fault, SqliteNames, path_of, settings};
-use tidemill_model::display::escaped;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::layout::PartOf;
-use tidemill_wire::route::{self, ListedObject, SEAL_ALL_MAX, SealBody};
+use tidemill_wire::capability::Attributes;
+use tidemill_wire::route::{self, ListedObject, SEAL_ALL_MAX};
 use tidemill_wire::v1::{self, check_reply::Message};
 use tokio::sync::mpsc::Sender;
 use tonic::Status;
@@ -243,10 +243,10 @@ impl CheckRun<'_> {
             holdings::remove_unknown(db, &shared, node, &orphans, at)
         });
         let mut repaired = removed.await.map_err(text)?;
-        let open: Vec<(u64, SealBody)> = found
+        let open: Vec<(u64, Attributes)> = found
             .iter()
             .filter_map(|(&object, suspicion)| match suspicion {
-                SuspectedFault::Unsealed(held, _) => Some((object, self.body(object, held))),
+                SuspectedFault::Unsealed(held, _) => Some((object, self.attributes(object, held))),
                 _ => None,
             })
             .collect();
@@ -278,17 +278,15 @@ impl CheckRun<'_> {
         corrupt.find_map(|(on, what)| (on == node).then_some(what))
     }
 
-    fn body(&self, object: u64, held: &SealedVersion) -> SealBody {
+    fn attributes(&self, object: u64, held: &SealedVersion) -> Attributes {
         let part = |db: &Connection| parts::part_of(db, object);
         let part = self.check.names.database().read(part).ok().flatten();
-        SealBody {
+        Attributes {
             inode: held.ino,
-            path: escaped(&self.path(held)),
+            path: self.path(held),
             uid: held.owner.0,
             gid: held.owner.1,
             mode: held.mode,
-            durable: false,
-            lost: true,
             part: part.map(PartOf::to_bytes),
         }
     }

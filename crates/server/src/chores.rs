@@ -11,7 +11,6 @@ use crate::elastic::manager::{Elasticity, Manager};
 use crate::jobs::DriverMessage;
 use crate::jobs::expiry::Expiry;
 use crate::migrations::reservations::ExpiredReservations;
-use crate::notes::NameNotes;
 use crate::removal::{Garbage, Removals};
 use crate::replicas::MissingReplicas;
 use crate::scrub::Scrubs;
@@ -124,7 +123,6 @@ impl ChoreParts {
             Box::new(Expiry(names.clone())),
             Box::new(ExpiredReservations(names.clone())),
             Box::new(ExpiredWorkspaces::new(names)),
-            Box::new(NameNotes::new(database, cluster)),
             Box::new(Elasticity::new(&self.manager)),
             Box::new(Revocations::new(names.shared(), cluster)),
             Box::new(Removals::new(self.garbage, cluster, driver)),

@@ -13,7 +13,6 @@ use crate::clock;
 use crate::jobs::DriverMessage;
 use crate::log_copies::CopiedLogs;
 use crate::migrations::NodeProperties;
-use crate::notes::NotedChanges;
 use parking_lot::Mutex;
 use peers::{AddressChanges, KnownAddresses};
 use std::collections::{BTreeMap, BTreeSet};
@@ -28,7 +27,7 @@ use tidemill_meta::placement::burst::TierNode;
 use tidemill_meta::placement::{burst, corruption, energy, nodes};
 use tidemill_meta::shared::{NamesShared, Spaces};
 use tidemill_meta::wakes::FILLED;
-use tidemill_meta::{Changed, Connection, Fault, SqliteNames};
+use tidemill_meta::{Changed, Connection, Fault, SqliteNames, version};
 use tidemill_model::id::NodeId;
 use tidemill_model::label::Owner;
 use tidemill_model::layout::FreeSpace;
@@ -56,6 +55,8 @@ const MEMORY: &str = "memory";
 
 /// Time limit for a node to seal the objects of one request. The node may have to copy objects first.
 const SEAL_MAX: Duration = Duration::from_secs(120);
+/// Maximum number of objects in one question for their files.
+const FIND_FILES_MAX: usize = 4096;
 /// Maximum number of programs that the server remembers for a node.
 const PROGRAMS_MAX: usize = 1000;
 /// Part of a node's capacity by which its free space changes before the driver hears of it, which needs nothing else of a load update.
@@ -157,7 +158,6 @@ pub(crate) struct Cluster {
     addresses: Mutex<AddressChanges>,
     /// Whether a task will report the free space of the nodes to the namespace.
     refreshing: AtomicBool,
-    noted: NotedChanges,
     copied_logs: CopiedLogs,
     /// Processes that stay connected for suspended nodes and wait for a resume message.
     keepers: Mutex<BTreeMap<u32, (u64, NodeConnection)>>,
@@ -291,7 +291,6 @@ impl Cluster {
             probing: tokio::sync::Mutex::default(),
             addresses: Mutex::default(),
             refreshing: AtomicBool::new(false),
-            noted: NotedChanges::new(names.shared().wakes.clone()),
             copied_logs: CopiedLogs::new(names.shared().wakes.clone()),
             keepers: Mutex::default(),
             refused: Mutex::default(),
@@ -495,31 +494,27 @@ impl Cluster {
         up.map(|(&node, slot)| (node, slot.epoch)).collect()
     }
 
-    /// Asks a node to seal objects, authorized by the server itself. Returns the result for each object, or the reason why the server could
-    /// not ask the node.
+    /// Asks a node to seal objects of lost writers, authorized by the server itself. Returns the result for each object, or the reason why the
+    /// server could not ask the node.
     pub(crate) async fn seal_all(
         &self,
         by: &Objects,
         node: u32,
-        objects: &[(u64, SealBody)],
+        objects: &[(u64, Attributes)],
     ) -> Result<Vec<SealResult>, String> {
         let offline = || format!("node {node} is offline");
         let url = self.url(node).ok_or_else(offline)?.into();
-        let item = |(object, body): &(u64, SealBody)| {
-            let attributes = Attributes {
-                inode: body.inode,
-                uid: body.uid,
-                gid: body.gid,
-                mode: body.mode,
-                part: body.part,
-            };
-            let right = self
-                .shared
-                .sign_to_write(node, *object, rights::WRITE, 0, attributes);
+        let item = |(object, attributes): &(u64, Attributes)| {
+            let right =
+                self.shared
+                    .sign_to_write(node, *object, rights::WRITE, 0, attributes.clone());
             SealItem {
                 object: *object,
                 capability: route::hex(&right),
-                body: body.clone(),
+                body: SealBody {
+                    lost: true,
+                    ..SealBody::default()
+                },
             }
         };
         let items: Vec<SealItem> = objects.iter().map(item).collect();
@@ -530,11 +525,6 @@ impl Cluster {
             ClientError::NodeRefused { message, .. } => format!("node {node}: {message}"),
             error => error.to_string(),
         })
-    }
-
-    /// Returns the notes about namespace changes that nodes have confirmed to be stored.
-    pub(crate) fn noted(&self) -> &NotedChanges {
-        &self.noted
     }
 
     /// Returns the answers of nodes about copies of the log, and the state of the copies.
@@ -721,7 +711,7 @@ impl Cluster {
                 self.refresh();
             }
             From::Corrupt(corrupt) => self.report(DriverReport::Corrupt { node, corrupt }),
-            From::Noted(noted) => self.noted.on_noted(node, epoch, noted.change),
+            From::FindFiles(find) => self.find_files(node, find.objects),
             From::Log(copied) => self.copied_logs.on_copied(node, epoch, copied),
             From::Probed(probed) => {
                 if let Some(asker) = self.probes.lock().remove(&probed.request) {
@@ -779,6 +769,24 @@ impl Cluster {
         if let Some(node) = status {
             self.report(DriverReport::Status { node });
         }
+    }
+
+    /// Answers a node's question about the files of its objects.
+    fn find_files(self: &Arc<Self>, node: u32, mut objects: Vec<u64>) {
+        let cluster = Arc::clone(self);
+        objects.truncate(FIND_FILES_MAX);
+        tokio::task::spawn_blocking(move || {
+            let files = cluster
+                .database
+                .read(|db| version::files_on(db, node, &objects));
+            match files {
+                Ok(files) => _ = cluster.send(node, To::Files(v1::FilesOfObjects { files })),
+                // The node asks again.
+                Err(error) => {
+                    tracing::warn!(node, %error, "the files of a node's objects can't be read");
+                }
+            }
+        });
     }
 
     /// Records the time of a node's last message.

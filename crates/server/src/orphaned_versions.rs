@@ -22,10 +22,10 @@ use tidemill_meta::{
     Caller, Fault, Names, NamesRequest, SILENCE_NS_MAX, Unfinished, UnsealedCount,
 };
 use tidemill_model::backoff::Backoff;
-use tidemill_model::display::escaped;
 use tidemill_model::layout::PartOf;
 use tidemill_model::timers::Signals;
-use tidemill_wire::route::{SealBody, SealResult};
+use tidemill_wire::capability::Attributes;
+use tidemill_wire::route::{self, SealResult};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Reason shown for a version of a lost mount that is not sealed yet, if no error occurred.
@@ -226,7 +226,7 @@ impl OrphanedVersions {
                 after = last.object;
                 let versions: Vec<_> = unfinished
                     .iter()
-                    .map(|version| (version.object, body(version)))
+                    .map(|version| (version.object, attributes(version)))
                     .collect();
                 let results = self
                     .cluster
@@ -251,6 +251,7 @@ impl OrphanedVersions {
                 object,
                 size: result.size,
                 mtime: 0,
+                receipts: route::parse_hex(&result.receipt).into_iter().collect(),
                 ..v1::Seal::default()
             }),
             // No byte of the version reached the node.
@@ -348,16 +349,14 @@ impl NodeAttempts {
     }
 }
 
-fn body(version: &Unfinished) -> SealBody {
+fn attributes(version: &Unfinished) -> Attributes {
     let (uid, gid) = version.owner;
-    SealBody {
+    Attributes {
         inode: version.ino,
-        path: escaped(&version.path),
         uid,
         gid,
         mode: version.mode,
-        durable: false,
-        lost: true,
         part: version.part.map(PartOf::to_bytes),
+        path: version.path.clone(),
     }
 }

@@ -235,6 +235,7 @@ mod tests {
                     memory: false,
                 },
                 part: None,
+                mode: Some(0o640),
             },
         }
     }

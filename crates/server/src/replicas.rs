@@ -245,6 +245,7 @@ impl UnderReplicated {
                 memory: false,
             },
             part: facts.and_then(|facts| facts.part),
+            mode: facts.and_then(|facts| facts.mode),
         }
     }
 }

@@ -5,24 +5,33 @@
 //! Format, 61 bytes: version (1), object (8), rights (4), uid (4), expiry in nanoseconds since the Unix epoch (8), node (4), then the
 //! 32-byte HMAC of all preceding bytes. Integers are little-endian.
 //!
-//! A capability to write has 114 bytes. Before the HMAC it has the attributes that the node records when the object is sealed: inode (8),
-//! owner (4), group (4), permission bits (4), whether the object is a part (1), and the version and index of the part (32, zeros if the
-//! object is no part).
+//! A capability to write has 114 bytes or more. Before the HMAC it has the attributes that the node records when the object is sealed:
+//! inode (8), owner (4), group (4), permission bits (4), whether the object is a part (1), the version and index of the part (32, zeros if
+//! the object is no part), and the path of the file (0 to 1024).
+//!
+//! A node answers a seal with a receipt: 32 bytes, the HMAC of `sealed`, node (4), object (8) and length (8). A writer shows the receipts
+//! to the server, which so learns the length of each object from its node.
 
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
 use tidemill_model::id::{NodeId, ObjectId};
 
 /// Version of the format of capabilities.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 const SIGNED_BYTES: usize = 1 + 8 + 4 + 4 + 8 + 4;
 const MAC_BYTES: usize = 32;
 /// Length of a capability in bytes.
 pub const LENGTH: usize = SIGNED_BYTES + MAC_BYTES;
 const PART_BYTES: usize = 32;
 const SIGNED_BYTES_ATTRIBUTES: usize = SIGNED_BYTES + 8 + 4 + 4 + 4 + 1 + PART_BYTES;
-/// Length in bytes of a capability with [`Attributes`].
+/// Length in bytes of a capability with [`Attributes`] without a path.
 pub const LENGTH_ATTRIBUTES: usize = SIGNED_BYTES_ATTRIBUTES + MAC_BYTES;
+/// Maximum length in bytes of a path in a capability. A longer path is left out.
+pub const PATH_BYTES_MAX: usize = 1024;
+/// Maximum length in bytes of a capability.
+const LENGTH_MAX: usize = LENGTH_ATTRIBUTES + PATH_BYTES_MAX;
+/// Beginning of the bytes that a receipt signs. No capability begins with it.
+const SEALED: &[u8] = b"sealed";
 
 /// Rights of a capability, which are combined with `|`.
 pub mod rights {
@@ -51,7 +60,7 @@ impl std::fmt::Debug for CapabilityKey {
 }
 
 /// Content of a capability.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capability {
     /// Object for which the capability is valid.
     pub object: ObjectId,
@@ -68,7 +77,7 @@ pub struct Capability {
 }
 
 /// Attributes of a written object that the node records, as the server, not the client, has set them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Attributes {
     /// Inode of the object's file.
     pub inode: u64,
@@ -80,6 +89,8 @@ pub struct Attributes {
     pub mode: u32,
     /// Version and index of the part that the object is, encoded (`tidemill_model::layout::PartOf`).
     pub part: Option<[u8; PART_BYTES]>,
+    /// Path of the file when the capability was signed; empty if the path is longer than [`PATH_BYTES_MAX`].
+    pub path: Vec<u8>,
 }
 
 /// Reason why a node refuses a capability.
@@ -153,6 +164,9 @@ impl CapabilityKey {
             bytes.extend(attributes.mode.to_le_bytes());
             bytes.push(attributes.part.is_some().into());
             bytes.extend(attributes.part.unwrap_or_default());
+            if attributes.path.len() <= PATH_BYTES_MAX {
+                bytes.extend(&attributes.path);
+            }
         }
         let tag = self.mac(&bytes).finalize().into_bytes();
         bytes.extend_from_slice(&tag);
@@ -166,7 +180,7 @@ impl CapabilityKey {
     pub fn read(&self, bytes: &[u8]) -> Result<Capability, CapabilityRefusal> {
         let with_attributes = match (bytes.len(), bytes.first()) {
             (LENGTH, Some(&VERSION)) => false,
-            (LENGTH_ATTRIBUTES, Some(&VERSION)) => true,
+            (LENGTH_ATTRIBUTES..=LENGTH_MAX, Some(&VERSION)) => true,
             _ => return Err(CapabilityRefusal::Malformed),
         };
         let (signed, tag) = bytes.split_at(bytes.len() - MAC_BYTES);
@@ -182,6 +196,7 @@ impl CapabilityKey {
             mode: short(SIGNED_BYTES + 16),
             part: (signed[SIGNED_BYTES + 20] != 0)
                 .then(|| std::array::from_fn(|i| signed[SIGNED_BYTES + 21 + i])),
+            path: signed[SIGNED_BYTES_ATTRIBUTES..].to_vec(),
         });
         Ok(Capability {
             object: ObjectId(long(1)),
@@ -191,6 +206,28 @@ impl CapabilityKey {
             node: NodeId(short(25)),
             attributes,
         })
+    }
+
+    fn seal_mac(&self, node: NodeId, object: ObjectId, size: u64) -> Hmac<Sha256> {
+        let mut signed = SEALED.to_vec();
+        signed.extend(node.0.to_le_bytes());
+        signed.extend(object.0.to_le_bytes());
+        signed.extend(size.to_le_bytes());
+        self.mac(&signed)
+    }
+
+    /// Returns the receipt of a node for an object that it sealed at this length.
+    #[must_use]
+    pub fn receipt(&self, node: NodeId, object: ObjectId, size: u64) -> Vec<u8> {
+        let tag = self.seal_mac(node, object, size).finalize().into_bytes();
+        tag.to_vec()
+    }
+
+    /// Returns whether a node gave this receipt for an object that it sealed at this length.
+    #[must_use]
+    pub fn is_receipt(&self, receipt: &[u8], node: NodeId, object: ObjectId, size: u64) -> bool {
+        let mac = self.seal_mac(node, object, size);
+        mac.verify_slice(receipt).is_ok()
     }
 }
 
@@ -232,16 +269,20 @@ mod tests {
         expires_at_ns: 100,
         attributes: None,
     };
-    const TO_WRITE: Capability = Capability {
-        attributes: Some(Attributes {
-            inode: 9,
-            uid: 1001,
-            gid: 1002,
-            mode: 0o640,
-            part: Some([5; 32]),
-        }),
-        ..CAPABILITY
-    };
+
+    fn to_write(part: Option<[u8; 32]>, path: &[u8]) -> Capability {
+        Capability {
+            attributes: Some(Attributes {
+                inode: 9,
+                uid: 1001,
+                gid: 1002,
+                mode: 0o640,
+                part,
+                path: path.to_vec(),
+            }),
+            ..CAPABILITY
+        }
+    }
 
     fn read(bytes: &[u8]) -> Result<Capability, CapabilityRefusal> {
         CapabilityKey::new([1; 32]).read(bytes)
@@ -276,15 +317,13 @@ mod tests {
 
     #[test]
     fn capability_signature_covers_attributes() {
-        let whole = Capability {
-            attributes: TO_WRITE
-                .attributes
-                .map(|of| Attributes { part: None, ..of }),
-            ..TO_WRITE
-        };
-        for capability in [TO_WRITE, whole] {
-            let bytes = CapabilityKey::new([1; 32]).sign(&capability);
-            assert_eq!(bytes.len(), LENGTH_ATTRIBUTES);
+        let key = CapabilityKey::new([1; 32]);
+        let part = Some([5; 32]);
+        let longest = vec![b'x'; PATH_BYTES_MAX];
+        for (part, path) in [(part, &b"/a"[..]), (None, b""), (None, &longest)] {
+            let capability = to_write(part, path);
+            let bytes = key.sign(&capability);
+            assert_eq!(bytes.len(), LENGTH_ATTRIBUTES + path.len());
             assert_eq!(read(&bytes), Ok(capability));
             // The attributes cannot be cut off.
             assert_eq!(read(&bytes[..LENGTH]), Err(CapabilityRefusal::Forged));
@@ -292,7 +331,29 @@ mod tests {
                 read(&bytes[..LENGTH + 1]),
                 Err(CapabilityRefusal::Malformed)
             );
+            assert!(read(&bytes[..bytes.len() - 1]).is_err());
+            assert!(read(&[&bytes[..], b"x"].concat()).is_err());
         }
+        let long = to_write(None, &[b'x'; PATH_BYTES_MAX + 1]);
+        assert_eq!(read(&key.sign(&long)), Ok(to_write(None, b"")));
+    }
+
+    #[test]
+    fn receipt_is_valid_for_one_length_of_one_object_on_one_node() {
+        let key = CapabilityKey::new([1; 32]);
+        let receipt = key.receipt(NodeId(2), ObjectId(7), 4096);
+        let is = |receipt: &[u8], node, object, size| {
+            key.is_receipt(receipt, NodeId(node), ObjectId(object), size)
+        };
+        assert!(is(&receipt, 2, 7, 4096));
+        assert!(!is(&receipt, 3, 7, 4096) && !is(&receipt, 2, 8, 4096));
+        assert!(!is(&receipt, 2, 7, 4097));
+        assert!(!is(&receipt[..31], 2, 7, 4096) && !is(b"", 2, 7, 4096));
+        let other = CapabilityKey::new([2; 32]).receipt(NodeId(2), ObjectId(7), 4096);
+        assert!(!is(&other, 2, 7, 4096));
+        // Neither can serve as the other.
+        assert!(read(&receipt).is_err());
+        assert!(!is(&key.sign(&CAPABILITY), 2, 7, 4096));
     }
 
     proptest! {
@@ -304,8 +365,8 @@ mod tests {
         }
 
         #[test]
-        fn capability_with_any_changed_attribute_is_refused(at in 0..LENGTH_ATTRIBUTES, flip in 1u8..=255) {
-            let mut bytes = CapabilityKey::new([1; 32]).sign(&TO_WRITE);
+        fn capability_with_any_changed_attribute_is_refused(at in 0..LENGTH_ATTRIBUTES + 2, flip in 1u8..=255) {
+            let mut bytes = CapabilityKey::new([1; 32]).sign(&to_write(Some([5; 32]), b"/a"));
             bytes[at] ^= flip;
             prop_assert!(read(&bytes).is_err());
         }

@@ -75,7 +75,13 @@ impl From<&model::Label> for v1::Label {
         use v1::label::Operation;
         let operation = match &label.operation {
             model::Operation::Analyse(analysis) => Operation::Analyse(analyse(analysis)),
-            model::Operation::Copy { from, to, part } => Operation::Copy(v1::Copy {
+            model::Operation::Copy {
+                from,
+                to,
+                part,
+                mode,
+            } => Operation::Copy(v1::Copy {
+                mode: *mode,
                 from: Some(input(from)),
                 to: to.object.0,
                 ino: to.inode.0,
@@ -317,6 +323,7 @@ impl TryFrom<&v1::Label> for model::Label {
                     memory: false,
                 },
                 part: copy.part.as_ref().map(part_of),
+                mode: copy.mode,
             },
             Operation::Remove(remove) => model::Operation::Remove {
                 objects: remove.objects.iter().copied().map(ObjectId).collect(),

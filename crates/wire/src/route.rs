@@ -63,7 +63,13 @@ pub const RANGES_BYTES_MAX: u64 = 4 << 20;
 /// Returns bytes as hexadecimal digits, as in [`CAPABILITY_HEADER`] and [`SealItem`].
 #[must_use]
 pub fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    let mut text = String::with_capacity(bytes.len() * 2);
+    for byte in bytes {
+        for digit in [byte >> 4, byte & 15] {
+            text.push(char::from_digit(digit.into(), 16).unwrap_or('0'));
+        }
+    }
+    text
 }
 
 /// Returns the bytes of hexadecimal digits; `None` if `text` is invalid.
@@ -124,29 +130,21 @@ pub fn parse_range(text: &str, size: u64) -> Option<Option<std::ops::Range<u64>>
     Some((start < size).then_some(start..end))
 }
 
-/// Body of a client's request to seal an object. The node uses only `durable` and `lost` of the body: the node records the attributes that
-/// the server has signed into the capability (`capability::Attributes`).
-#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+/// Body of a client's request to seal an object. The node records the attributes that the server has signed into the capability
+/// (`capability::Attributes`), none that the client declares.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealBody {
-    /// Inode of the object's file.
-    pub inode: u64,
-    /// Path of the object's file as far as the client knows it; may be empty.
-    pub path: String,
-    /// User id of the object's owner.
-    pub uid: u32,
-    /// Group id of the object's owner.
-    pub gid: u32,
-    /// Permission bits of the object's file.
-    pub mode: u32,
     /// Whether the object's bytes must survive power loss before the node answers.
+    #[serde(default)]
     pub durable: bool,
     /// Whether the writer of the object is lost, so that a program may still have the object's file open. After the seal no program can
     /// change the object through that file any more.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub lost: bool,
-    /// Version and index of the part that the object is, encoded (`tidemill_model::layout::PartOf`).
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub part: Option<[u8; 32]>,
+    /// Whether the object became a part of a version of several objects after its capability was signed. A recovery must not take such an
+    /// object for a whole file.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub part: bool,
 }
 
 /// Number of directories in which a node stores its objects. The lowest byte of an object's id selects the directory.
@@ -169,7 +167,7 @@ pub struct ListedObject {
 pub const SEAL_ALL: &str = "/seal";
 
 /// Maximum number of objects in one request to [`SEAL_ALL`].
-pub const SEAL_ALL_MAX: usize = 4096;
+pub const SEAL_ALL_MAX: usize = 2048;
 
 /// Object in a request to [`SEAL_ALL`].
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -189,6 +187,8 @@ pub struct SealResult {
     pub object: u64,
     /// Final length of the object in bytes; 0 if the node refused the seal.
     pub size: u64,
+    /// The node's receipt for that length, in hexadecimal (`CapabilityKey::receipt`); empty if the node refused the seal.
+    pub receipt: String,
     /// HTTP status: 200, or the status that a request to seal only this object would return.
     pub status: u16,
     /// Reason why the node refused the seal; empty if the object is sealed.
@@ -196,9 +196,18 @@ pub struct SealResult {
 }
 
 /// Answer to a request that seals an object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct SealReply {
     /// Final length of the object in bytes.
+    pub size: u64,
+    /// The node's receipt for that length, in hexadecimal (`CapabilityKey::receipt`).
+    pub receipt: String,
+}
+
+/// Answer to a request that changes the length of an object.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub struct SizeReply {
+    /// New length of the object in bytes.
     pub size: u64,
 }
 

@@ -34,7 +34,7 @@ fn brief(message: &To) -> String {
         To::Suspend(_) => "suspend".into(),
         To::Resume(_) => "resume".into(),
         To::Log(copy) => format!("a piece of the log {}", copy.name),
-        To::Notes(notes) => format!("{} notes about names", notes.notes.len()),
+        To::Files(files) => format!("{} files of objects", files.files.len()),
     }
 }
 

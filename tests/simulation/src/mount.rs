@@ -8,7 +8,7 @@ use crate::store::ObjectContent;
 use errno::{AGAIN, BUSY, HOSTUNREACH, IO, NOENT, NOSPC};
 use std::cell::Cell;
 use std::rc::Rc;
-use tidemill_wire::route::SealBody;
+use tidemill_wire::capability::Attributes;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Errno values that a client distinguishes.
@@ -330,20 +330,18 @@ impl ClientState {
 
     async fn seal(&self, path: &str, attr: &v1::Attr, object: u64, node: u32) -> bool {
         let attributes = self.kept_back(attr);
-        let body = SealBody {
+        let signed = Attributes {
             inode: attr.ino,
-            path: path.to_owned(),
+            path: path.as_bytes().to_vec(),
             uid: 1000,
             gid: 1000,
             mode: 0o644,
-            durable: false,
-            lost: false,
             part: None,
         };
-        let size = loop {
-            let ask = WorldRequest::Node(node, OfNode::Seal(object, body.clone()));
+        let (size, receipt) = loop {
+            let ask = WorldRequest::Node(node, OfNode::Seal(object, signed.clone()));
             match self.port.ask(ask).await {
-                WorldAnswer::Sealed(size) => break size,
+                WorldAnswer::Sealed(size, receipt) => break (size, receipt),
                 _ => self.pause(PAUSE_MAX).await,
             }
         };
@@ -353,6 +351,7 @@ impl ClientState {
             size,
             mtime: 1,
             attributes,
+            receipts: vec![receipt],
             ..v1::Seal::default()
         };
         let sealed = self.one(Op::Seal(seal)).await.is_ok();

@@ -19,11 +19,10 @@ use tidemill_model::resources::{LIGHT_MAX, Offers, ResourceLedger};
 use tidemill_node::db::{self, Db, DbWriter};
 use tidemill_node::flash_model::FlashModel;
 use tidemill_node::labels::{Live, NodeLabels, failed};
-use tidemill_node::notes::{self, Urgency};
 use tidemill_node::records::{self, ObjectRecord};
 use tidemill_node::reports::Reports;
 use tidemill_node::task::LabelEffects;
-use tidemill_wire::route::SealBody;
+use tidemill_wire::capability::Attributes;
 use tidemill_wire::v1::{self, to_node::Message as To};
 use tokio::sync::mpsc::UnboundedReceiver;
 
@@ -377,21 +376,8 @@ impl SimulatedNode {
                 .acknowledge(ack.labels.into_iter().map(LabelId).collect()),
             // A simulated server has no log.
             To::Log(_) => {}
-            To::Notes(notes) => {
-                let count = notes.notes.len();
-                let change = move |connection: &Connection| notes::put(connection, &notes.notes);
-                let reports = Arc::clone(&life.reports);
-                let urgency = Urgency {
-                    count,
-                    durable: false,
-                    awaited: false,
-                };
-                notes::keep(&life.db, urgency, change, move |kept| {
-                    if let Ok(change) = kept {
-                        reports.send(v1::from_node::Message::Noted(v1::Noted { change }));
-                    }
-                });
-            }
+            // A simulated node has no backend.
+            To::Files(_) => {}
             To::FindPrograms(_) | To::Probe(_) | To::Peers(_) | To::Revoke(_) => {}
         }
     }
@@ -400,7 +386,7 @@ impl SimulatedNode {
     pub(crate) fn seal(
         &mut self,
         object: u64,
-        body: &SealBody,
+        signed: Attributes,
         done: impl FnOnce(Result<u64, StoreRefusal>) + Send + 'static,
     ) {
         let Some(life) = &self.life else { return };
@@ -408,7 +394,7 @@ impl SimulatedNode {
             Ok(size) => size,
             Err(refusal) => return done(Err(refusal)),
         };
-        let row = ObjectRecord::written(ObjectId(object), size, body, time::now());
+        let row = ObjectRecord::written(ObjectId(object), size, signed, time::now());
         let change = move |connection: &Connection| {
             if !records::has_object(connection, row.id)? {
                 records::put_object(connection, &row)?;
@@ -556,7 +542,7 @@ pub(crate) fn copied(live: &Live, to: &LabelOutput, bytes: ObjectContent) -> Did
         size: bytes.size,
         owner: live.label.owner,
         inode: to.inode.0,
-        path: to.path.clone(),
+        path: to.path.clone().into_bytes(),
         mode: None,
         task: None,
         sealed_at: outcome.end,
@@ -620,7 +606,7 @@ fn made(
             size: bytes.size,
             owner,
             inode: output.inode.0,
-            path: output.path.clone(),
+            path: output.path.clone().into_bytes(),
             mode: None,
             task: Some(analysis.task.0),
             sealed_at: outcome.end,

@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
-use tidemill_wire::route::SealBody;
+use tidemill_wire::capability::Attributes;
 use tidemill_wire::v1::{Invalidation, NameResult, name_op::Op};
 
 /// Request of a client to the world.
@@ -36,7 +36,7 @@ pub(crate) enum WorldRequest {
 #[derive(Clone, Debug)]
 pub(crate) enum OfNode {
     Write(u64, ObjectContent),
-    Seal(u64, SealBody),
+    Seal(u64, Attributes),
     Read(u64),
     /// Sets the content of an object; each value identifies the write of the byte.
     Put(u64, Rc<Vec<u64>>),
@@ -70,7 +70,8 @@ pub(crate) enum WorldAnswer {
     Session,
     Submitted(Result<u64, String>),
     Done,
-    Sealed(u64),
+    /// Length of the sealed object, and the receipt for it.
+    Sealed(u64, Vec<u8>),
     Read,
     Content(Rc<Vec<u64>>),
     /// No answer: the request may have been executed or not.

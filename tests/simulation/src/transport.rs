@@ -7,6 +7,7 @@ use crate::store::StoreRefusal;
 use crate::world::{ClientSlot, World};
 use std::sync::Arc;
 use tidemill_meta::{Caller, NamesRequest};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Longest wait of a client for an answer, in milliseconds.
@@ -253,12 +254,13 @@ impl World {
             OfNode::Write(object, bytes) => of(self.nodes[node].store.write(object, bytes)),
             OfNode::Put(..) | OfNode::Fetch(_) => self.put_or_fetch(node, &what),
             OfNode::Read(object) => self.read(number, node, object),
-            OfNode::Seal(object, body) => {
+            OfNode::Seal(object, signed) => {
                 // The answer is lost unless the seal is committed before, or if the node is killed.
                 self.lose(question);
                 let sealed = Arc::clone(&self.sealed);
-                let done = move |result| sealed.lock().push((question, result));
-                self.nodes[node].seal(object, &body, done);
+                let at = (NodeId(self.nodes[node].id), ObjectId(object));
+                let done = move |result| sealed.lock().push((question, at, result));
+                self.nodes[node].seal(object, signed, done);
                 self.process_pending(node);
                 return self.take_sealed();
             }
@@ -312,12 +314,18 @@ impl World {
         WorldAnswer::Read
     }
 
+    /// Returns the receipt of a node for an object.
+    fn receipt(&self, (node, object): (NodeId, ObjectId), size: u64) -> Vec<u8> {
+        let key = self.key.as_ref().expect("a server has started");
+        key.receipt(node, object, size)
+    }
+
     /// Answers the requests of clients for all seals that have been committed.
     pub(crate) fn take_sealed(&mut self) {
         let sealed = std::mem::take(&mut *self.sealed.lock());
-        for ((number, life, ticket), result) in sealed {
+        for ((number, life, ticket), at, result) in sealed {
             let answer = match result {
-                Ok(size) => WorldAnswer::Sealed(size),
+                Ok(size) => WorldAnswer::Sealed(size, self.receipt(at, size)),
                 Err(_) => WorldAnswer::Refused,
             };
             if self.dice.chance(self.fault_mix.lost) {
@@ -409,6 +417,7 @@ impl World {
                     object,
                     size,
                     mtime: 1,
+                    receipts: vec![world.receipt((NodeId(node), ObjectId(object)), size)],
                     ..v1::Seal::default()
                 }),
                 Err(StoreRefusal::Missing) => Op::Abandon(v1::Abandon { ino, object }),

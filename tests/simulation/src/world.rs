@@ -24,10 +24,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use tidemill_meta::{Caller, NamesRequest};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::time::Span;
 use tidemill_sched::burst::TierLimits;
 use tidemill_server::queue::LabelQueue;
 use tidemill_server::simulated::{self, NodeStream, Simulated, SimulatedOptions, Submitted};
+use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Interval at which the simulation looks for changes by the server itself, in milliseconds.
@@ -128,6 +130,8 @@ pub(crate) struct World {
     pub(crate) server: Option<Simulated>,
     disk: Option<Connection>,
     pub(crate) server_life: u64,
+    /// Key with which nodes sign receipts.
+    pub(crate) key: Option<CapabilityKey>,
     server_start: u64,
     driver_due: bool,
     policy: String,
@@ -176,8 +180,13 @@ pub(crate) struct World {
     pub(crate) sealed: CommittedSeals,
 }
 
-/// Committed seals, with the client and the number of its request.
-pub(crate) type CommittedSeals = Arc<Mutex<Vec<((usize, u64, u64), Result<u64, StoreRefusal>)>>>;
+/// A committed seal: the client and the number of its request, the object and its node, and the object's length.
+type CommittedSeal = (
+    (usize, u64, u64),
+    (NodeId, ObjectId),
+    Result<u64, StoreRefusal>,
+);
+pub(crate) type CommittedSeals = Arc<Mutex<Vec<CommittedSeal>>>;
 
 impl std::fmt::Debug for World {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -221,6 +230,7 @@ impl World {
             server: None,
             disk: Some(disk),
             server_life: 0,
+            key: None,
             server_start: 0,
             driver_due: false,
             policy: policy.into(),
@@ -640,6 +650,7 @@ impl World {
         self.server_start = self.now;
         match Simulated::start(disk, time::since_epoch(self.now), &options) {
             Ok(server) => {
+                self.key = Some(server.key());
                 for slot in self.slots.iter().filter(|slot| slot.session != 0) {
                     if let Some((ino, object, node)) = slot.writes {
                         server.hold(slot.session, (ino, object), node);

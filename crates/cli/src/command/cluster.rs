@@ -1,6 +1,6 @@
 //! `tidemill cluster`: health and maintenance of the whole cluster.
 
-mod backup;
+pub(crate) mod backup;
 mod fsck;
 mod health;
 mod rebalance;

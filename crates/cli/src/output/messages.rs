@@ -4,7 +4,7 @@ use super::token::Token;
 use super::{exact, given, list, records};
 use crate::files::ClusterPath;
 use crate::format::{Bytes, Time};
-use tidemill_server::rebuild::{LostFoundEntry, Rebuilt, RecoveredFromLog};
+use tidemill_server::recovery::{LostFoundEntry, Recovered};
 use tidemill_wire::v1;
 
 records! {
@@ -193,30 +193,6 @@ records! {
         failed: u64,
     }
 
-    /// Metadata that was recovered from the nodes.
-    RecoveredCluster from of: Rebuilt {
-        nodes: usize = of.nodes.len(),
-        /// Numbers of the nodes.
-        members: Vec<u32> = of.nodes.clone(),
-        /// Numbers of removed nodes.
-        removed: Vec<u32>,
-        files: usize, bytes: Bytes, directories: usize, tasks: usize, rules: usize,
-        /// Rules that are lost.
-        rules_left: Vec<String>,
-        /// Files that have lost their bytes.
-        missing: Vec<String> = of.missing.iter().map(exact).collect(),
-        /// Files with their metadata at the time of the seal.
-        metadata_at_seal: Vec<String> = of.unnoted.iter().map(exact).collect(),
-        /// Files in `/lost+found`.
-        lost_and_found: Vec<LostAndFound> = list(&of.apart),
-        /// Number of objects that the databases of their nodes do not contain.
-        unknown: u64,
-        /// Nodes that were not read, though nodes with higher numbers were.
-        absent: Vec<u32>,
-        /// Whether something was lost.
-        incomplete: bool = of.less,
-    }
-
     /// Copied files of the log of the server's database.
     Backup {
         files: u64, bytes: Bytes,
@@ -224,20 +200,39 @@ records! {
         time: Time,
     }
 
-    /// Metadata that was recovered from the log of the server's database.
-    RecoveredLog {
-        /// Moment of the recovered state.
-        time: Time, term: u64, segment: u64,
+    /// Metadata that was recovered.
+    RecoveredDatabase {
+        /// State that was restored from the log; absent: no source has a log.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        log: Option<RestoredLog>,
         /// Whether nothing was changed.
         dry_run: bool,
         /// Numbers of the nodes whose objects were compared.
         members: Vec<u32>,
-        /// Files that were sealed after the end of the log.
+        /// Numbers of removed nodes.
+        removed: Vec<u32>,
+        /// Nodes that were not read, though nodes with higher numbers were.
+        absent: Vec<u32>,
+        /// Files that are not in the log, and were added from nodes.
         added: Vec<String>,
+        /// Files that were added in `/lost+found`.
+        lost_and_found: Vec<LostAndFound>,
+        /// Number of tasks without a log whose lineage was added from nodes.
+        tasks: usize,
+        /// Files that have lost their bytes.
+        missing: Vec<String>,
         /// Objects on nodes that belong to no file.
         unknown: u64,
         /// Files of the server's directory.
         attached: Vec<String>,
+        /// Whether something is missing.
+        incomplete: bool,
+    }
+
+    /// State that was restored from the log of the server's database.
+    RestoredLog {
+        /// Moment of the restored state.
+        time: Time, term: u64, segment: u64,
         /// Whether a later server wrote a log without a usable snapshot.
         later: bool,
         /// First and last segment that are not complete.
@@ -265,24 +260,34 @@ records! {
     ManualPages { directory: String }
 }
 
-impl RecoveredLog {
+impl RecoveredDatabase {
     /// Describes a recovery.
-    pub(crate) fn of(recovered: &RecoveredFromLog, dry_run: bool) -> Self {
-        let restored = &recovered.restored;
-        let unusable = restored.unusable.iter();
-        let unusable = unusable.map(|(path, problem)| format!("{}: {problem}", exact(path)));
+    pub(crate) fn of(recovered: &Recovered, dry_run: bool) -> Self {
+        let log = recovered.restored.as_ref().map(|restored| {
+            let unusable = restored.unusable.iter();
+            let unusable = unusable.map(|(path, problem)| format!("{}: {problem}", exact(path)));
+            RestoredLog {
+                time: Time(restored.time),
+                term: restored.last.term,
+                segment: restored.last.number,
+                later: restored.later,
+                missing_segments: restored.gap,
+                unusable: unusable.collect(),
+            }
+        });
         Self {
-            time: Time(restored.time),
-            term: restored.last.term,
-            segment: restored.last.number,
+            log,
             dry_run,
             members: recovered.nodes.clone(),
+            removed: recovered.removed.clone(),
+            absent: recovered.absent.clone(),
             added: recovered.added.iter().map(exact).collect(),
+            lost_and_found: list(&recovered.lost_and_found),
+            tasks: recovered.tasks,
+            missing: recovered.missing.iter().map(exact).collect(),
             unknown: recovered.unknown,
             attached: recovered.attached.clone(),
-            later: restored.later,
-            missing_segments: restored.gap,
-            unusable: unusable.collect(),
+            incomplete: recovered.is_incomplete(),
         }
     }
 }

@@ -125,8 +125,7 @@ registry! {
     token::Token: "token revoke";
     config::Configuration [config::ShownSetting]: "config show";
     messages::ConfigurationCheck: "config check";
-    messages::RecoveredCluster: "server recover";
-    messages::RecoveredLog: "server recover";
+    messages::RecoveredDatabase: "server recover";
     apps::Applications [apps::Application]: "async status";
     plan::Simulated [tidemill_plan::sim::TaskReport]: "plan run";
     plan::Sweep: "plan sweep";

@@ -15,7 +15,7 @@ use tidemill_model::object::Placed;
 /// One input that a task read.
 #[derive(Clone, Copy, Debug)]
 pub struct TaskInput<'a> {
-    /// Name of the input in its task; in a rebuilt database the last component of the file's path.
+    /// Name of the input in its task; in a database that was recovered without a log the last component of the file's path.
     pub name: &'a str,
     /// Object of the exact version that the task read.
     pub object: u64,

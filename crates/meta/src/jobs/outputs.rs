@@ -287,17 +287,11 @@ impl Tx<'_> {
             self.fill(&mut vnode, placed)?;
             return self.keep_unnamed(vnode, of);
         }
-        let before = vnode.object;
         self.drop_object(vnode.object, vnode.node)?;
         vnode.version += 1;
         self.fill(&mut vnode, placed)?;
-        let had_none = vnode.version > 1 && before == 0;
         self.record_version(&vnode, of.owner.uid, of.task.0)?;
         vnode.update(self.db)?;
-        self.note(&vnode)?;
-        if had_none {
-            self.note_for_all(vnode.ino)?;
-        }
         self.changes
             .extend([Change::Vnode(vnode.ino), Change::Sealed(vnode.ino)]);
         Ok(())
@@ -395,7 +389,6 @@ impl Tx<'_> {
             return Err(fault);
         }
         vnode.insert(self.db)?;
-        self.note(vnode)?;
         self.shared.add_files(1);
         Ok(())
     }

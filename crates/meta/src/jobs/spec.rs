@@ -18,7 +18,7 @@ use tidemill_model::time::Span;
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct StoredTask {
     pub(crate) name: String,
-    /// Kind of the kernel, such as `native` or `pipeline`; empty for a task of a rebuilt database.
+    /// Kind of the kernel, such as `native` or `pipeline`; empty for a task that was recovered without a log.
     pub kernel_kind: String,
     /// Name of the kernel within its kind; for a pipeline, the text of the pipeline.
     pub kernel: String,

@@ -12,7 +12,6 @@ use super::{burst, migrations, node_uses, replicas, reservations, under_replicat
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json;
-use crate::notes;
 use crate::query::{changed, execute, find, number, numbers, rows, stored_enum, unsigned};
 use crate::shared::NamesShared;
 use crate::transaction::Tx;
@@ -467,7 +466,6 @@ pub fn remove(db: &Connection, shared: &NamesShared, node: u32, now: i64) -> Res
         burst::lost_elsewhere(db, object)?;
     }
     replicas::forget_node(db, node)?;
-    notes::forget_node(db, node)?;
     reservations::forget_node(db, node)?;
     migrations::cancel_to(db, node)
 }

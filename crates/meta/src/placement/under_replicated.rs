@@ -189,6 +189,8 @@ pub struct VersionFacts {
     pub path: String,
     /// Owner of the file; if the inode no longer exists, the user of the version, with group id 0.
     pub owner: Owner,
+    /// Permission bits of the file; `None` if the inode no longer exists.
+    pub mode: Option<u32>,
     /// Version that contains the object as a part; `None` if the object is a whole version.
     pub part: Option<PartOf>,
     /// Node of the first replica.
@@ -200,7 +202,7 @@ pub struct VersionFacts {
 /// Reads the facts about an object; `None` if the object belongs to no version.
 pub fn facts(db: &Connection, object: u64) -> Result<Option<VersionFacts>, Fault> {
     let sql = "SELECT held.size, replicas, held.node, removed, held.ino, path, \
-               coalesce(inode.uid, held.uid), coalesce(inode.gid, 0) \
+               coalesce(inode.uid, held.uid), coalesce(inode.gid, 0), inode.mode \
                FROM held LEFT JOIN inode ON inode.ino = held.ino WHERE held.object = ?1";
     let found = find(db, sql, [object.cast_signed()], |row| {
         Ok(VersionFacts {
@@ -214,6 +216,7 @@ pub fn facts(db: &Connection, object: u64) -> Result<Option<VersionFacts>, Fault
                 uid: row.get(6)?,
                 gid: row.get(7)?,
             },
+            mode: row.get::<_, Option<u32>>(8)?.map(|mode| mode & 0o7777),
             part: None,
             records: Vec::new(),
         })

@@ -3,10 +3,10 @@
 
 use super::{RULES_EACH_MAX, RULES_MAX, StoredRule, check_users, definitions};
 use crate::Connection;
+use crate::Fault;
 use crate::attribute::{self, DIRECTORY_RULE};
 use crate::transaction::{Tx, shown};
 use crate::vnode::InodeRecord;
-use crate::{Fault, notes};
 use tidemill_lang::rule::Rule;
 
 /// Returns the name of a directory's rule whose text contains no name.
@@ -114,9 +114,6 @@ impl Tx<'_> {
 
 /// Deletes a rule, and the attribute of the directory that has the rule.
 pub fn remove(db: &Connection, kept: &StoredRule) -> Result<(), Fault> {
-    if let Some(vnode) = InodeRecord::find(db, kept.directory)? {
-        attribute::remove(db, kept.directory, DIRECTORY_RULE)?;
-        notes::changed(db, &vnode)?;
-    }
+    attribute::remove(db, kept.directory, DIRECTORY_RULE)?;
     definitions::remove(db, kept.id)
 }

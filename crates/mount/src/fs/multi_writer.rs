@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tidemill_client::published::Visible;
 use tidemill_client::{Error as ClientError, object_file};
 use tidemill_model::id::{NodeId, ObjectId};
-use tidemill_model::layout::{Extent, Part, PartOf, UNPUBLISHED_MAX};
+use tidemill_model::layout::{Extent, Part, UNPUBLISHED_MAX};
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
 
 /// Number of unpublished extents at which this mount publishes its writes without a request. Writes that are in progress at that time may
@@ -149,16 +149,9 @@ impl MultiWriter {
         self.seen.read().visible.version
     }
 
-    /// Returns the version and index of the part that this mount writes, if the server has reported them.
-    pub(crate) fn part_of(&self) -> Option<PartOf> {
-        let index = self.own.as_ref()?.log.lock().index as u64;
-        let version = self.version();
-        (version != 0).then_some(PartOf {
-            version: ObjectId(version),
-            index,
-            width: index + 1,
-            unit: 0,
-        })
+    /// Returns whether the object that this mount writes is a part of the version.
+    pub(crate) fn is_part(&self) -> bool {
+        self.own.is_some() && self.version() != 0
     }
 
     /// Records that other mounts have published writes.

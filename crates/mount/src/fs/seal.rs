@@ -15,15 +15,13 @@ use super::table::InodeTable;
 use super::unsealed::{CloseOutcome, UnsealedSummary, UnsealedVersions};
 use parking_lot::Mutex;
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_client::Error as ClientError;
+use tidemill_client::objects::Sealed;
 use tidemill_model::backoff::Backoff;
-use tidemill_model::display::escaped;
-use tidemill_model::id::{NodeId, ObjectId};
-use tidemill_model::layout::PartOf;
-use tidemill_wire::route::{SealBody, SealItem, SealResult};
+use tidemill_model::id::NodeId;
+use tidemill_wire::route::{self, SealBody, SealItem, SealResult};
 use tidemill_wire::v1::{self, Attr, name_op::Op, name_result::Result as Answer};
 use tokio::sync::{Notify, Semaphore, mpsc};
 
@@ -87,8 +85,8 @@ struct SealLane {
 #[derive(Debug)]
 struct LaneJob {
     job: SealJob,
-    /// Lengths in bytes of its objects that nodes have sealed so far, in the order of the parts.
-    lengths: Vec<u64>,
+    /// Its objects that nodes have sealed so far, in the order of the parts.
+    sealed_parts: Vec<Sealed>,
     /// Length and mtime of the version, after all objects are sealed. `None` before the seal, and for versions that are dropped.
     sealed: Option<(u64, i64)>,
     /// Pauses before the next retries of the version.
@@ -124,7 +122,7 @@ impl Sealer {
         self.0.unsealed.enter(job.object.id, job.ino);
         let version = LaneJob {
             job,
-            lengths: Vec::new(),
+            sealed_parts: Vec::new(),
             sealed: None,
             pauses: AGAIN,
             alone: false,
@@ -301,10 +299,16 @@ impl SealWorker {
                             &format!("the node has {} bytes of it", result.size),
                         );
                     }
-                    if version.is_sealed(result.size, stat.mtime) {
-                        ready.push(version);
-                    } else {
-                        self.queue(version);
+                    match route::parse_hex(&result.receipt) {
+                        Some(receipt) => {
+                            let size = result.size;
+                            let part = Sealed { size, receipt };
+                            match version.is_sealed(part, stat.mtime) {
+                                true => ready.push(version),
+                                false => self.queue(version),
+                            }
+                        }
+                        None => self.later(vec![version], &ClientError::Answer("seal")),
                     }
                 }
                 Some(result) if result.status == 403 => refused.push(version),
@@ -320,25 +324,14 @@ impl SealWorker {
 
     fn item(&self, version: &LaneJob) -> SealItem {
         let (job, part) = (&version.job, version.part());
-        let path = self.table.path(job.ino).unwrap_or_default();
-        let bytes = part.right.capability();
-        let mut capability = String::with_capacity(bytes.len() * 2);
-        for byte in bytes {
-            let _ = write!(capability, "{byte:02x}");
-        }
         SealItem {
             object: part.id,
-            capability,
+            capability: route::hex(&part.right.capability()),
             body: SealBody {
-                inode: job.ino,
-                path: escaped(&path),
-                uid: job.attr.uid,
-                gid: job.attr.gid,
-                mode: job.attr.mode,
                 durable: false,
                 // A program reports itself that it has closed its descriptor.
                 lost: self.backend.hands_out() && job.object.local().is_some(),
-                part: version.part_of().map(PartOf::to_bytes),
+                part: version.is_part(),
             },
         }
     }
@@ -389,6 +382,11 @@ impl SealWorker {
         let attr = match (version.sealed, answer) {
             (_, Answer::Copying(_)) => return self.after(vec![version], COPYING),
             (_, Answer::Error(error)) if !is_final(error.errno) => {
+                let version = match error.errno {
+                    // The server wants other receipts of the nodes.
+                    libc::EBADMSG => version.unsealed(),
+                    _ => version,
+                };
                 return self.later(vec![version], &ClientError::from(error));
             }
             (sealed, Answer::Error(error)) => {
@@ -534,32 +532,40 @@ impl LaneJob {
 
     /// Returns the object of the version that is sealed next.
     fn part(&self) -> &OpenObject {
-        let next = self.job.object.parts().nth(self.lengths.len());
+        let next = self.job.object.parts().nth(self.sealed_parts.len());
         next.unwrap_or(&self.job.object)
     }
 
-    /// Returns the version and index of the object that is sealed next, if the object is a part.
-    fn part_of(&self) -> Option<PartOf> {
-        let striped = match &self.job.object.data {
-            ObjectData::Striped(striped) => striped,
-            ObjectData::MultiWriter(multi_writer) => return multi_writer.part_of(),
-            _ => return None,
-        };
-        let version = ObjectId(self.job.object.id);
-        Some(striped.part_of(version, self.lengths.len()))
+    /// Returns whether the object that is sealed next is one of several of the version.
+    fn is_part(&self) -> bool {
+        match &self.job.object.data {
+            ObjectData::Striped(_) => true,
+            ObjectData::MultiWriter(multi_writer) => multi_writer.is_part(),
+            _ => false,
+        }
     }
 
     /// Records that a node has sealed the next object of the version. Returns whether it was the last object.
-    fn is_sealed(&mut self, length: u64, mtime: i64) -> bool {
-        self.lengths.push(length);
+    fn is_sealed(&mut self, part: Sealed, mtime: i64) -> bool {
+        let length = part.size;
+        self.sealed_parts.push(part);
         if !self.job.object.is_striped() {
             self.sealed = Some((length, mtime));
-        } else if self.lengths.len() == self.job.object.parts().count() {
+        } else if self.sealed_parts.len() == self.job.object.parts().count() {
             // The server computes the length of the file from the lengths of the parts.
             let stat = self.job.object.stat().unwrap_or_default();
             self.sealed = Some((stat.size, stat.mtime));
         }
         self.sealed.is_some()
+    }
+
+    /// Returns the version as before its seal at nodes.
+    fn unsealed(self) -> Self {
+        Self {
+            sealed_parts: Vec::new(),
+            sealed: None,
+            ..self
+        }
     }
 
     fn op(&self) -> Op {
@@ -579,9 +585,14 @@ impl LaneJob {
                 attributes: self.job.pending.map(|pending| pending.reported(ino)),
                 replicas: String::new(),
                 parts: match self.job.object.is_striped() {
-                    true => self.lengths.clone(),
+                    true => self.sealed_parts.iter().map(|part| part.size).collect(),
                     false => Vec::new(),
                 },
+                receipts: self
+                    .sealed_parts
+                    .iter()
+                    .map(|part| part.receipt.clone())
+                    .collect(),
             }),
             None => Op::Abandon(v1::Abandon { ino, object }),
         }

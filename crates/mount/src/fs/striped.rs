@@ -9,7 +9,6 @@ use rustix::io::Errno;
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use tidemill_model::id::ObjectId;
 use tidemill_model::layout::{self, Fetch, Layout};
 
 /// An open version that is spread over several nodes.
@@ -48,10 +47,6 @@ impl OpenStriped {
 
     pub(crate) fn parts(&self) -> &[Arc<OpenObject>] {
         &self.parts
-    }
-
-    pub(crate) fn part_of(&self, version: ObjectId, part: usize) -> layout::PartOf {
-        self.layout.part_of(version, part)
     }
 
     /// Returns the size in bytes of a part of a file of `size` bytes.

@@ -19,9 +19,8 @@ use tidemill_wire::v1::{self, State};
 
 /// Commits of a node with its status, which fall into the time of an operation and are no part of it.
 const STATUSES: u64 = 4;
-/// Time without a commit after which the cluster is at rest: longer than the periods of all background work, and than the 5 s after which the
-/// row of a confirmed note is deleted. A shorter time let that deletion fall into the next operation.
-const REST: Duration = Duration::from_secs(6);
+/// Time without a commit after which the cluster is at rest: longer than the periods of all background work.
+const REST: Duration = Duration::from_secs(3);
 /// Maximum time until a cluster is at rest.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Number of operations. One of them has to cost the expected number of commits.
@@ -134,8 +133,8 @@ fn small_file_costs_few_commits() {
     }
     let mut cluster = MountCluster::start_with(|_| {}, &[two_cores]);
     let mounted = cluster.mount(true);
-    // The name; the seal; the deletion of the note's row. The node: the object.
-    assert_commits(&cluster, |number| write(&mounted, number), 3, &[1]);
+    // The name; the seal. The node: the object.
+    assert_commits(&cluster, |number| write(&mounted, number), 2, &[1]);
     mounted.unmount();
 }
 
@@ -150,8 +149,8 @@ fn task_costs_few_commits() {
     let mut cluster = MountCluster::start_with(|_| {}, &[two_cores]);
     let mounted = cluster.mount(true);
     fs::write(mounted.join("in"), "1\n2\n").unwrap();
-    // A block of ids; the job; the label; the end of task and job; the deletion of the note's row. The node: the label; the outcome.
-    assert_commits(&cluster, |number| run_task(&cluster, number), 5, &[2]);
+    // A block of ids; the job; the label; the end of task and job. The node: the label; the outcome.
+    assert_commits(&cluster, |number| run_task(&cluster, number), 4, &[2]);
     mounted.unmount();
 }
 
@@ -168,8 +167,8 @@ fn staged_file_costs_few_commits() {
     let mut cluster = MountCluster::start_with(setup, &[in_burst_tier, with_backend]);
     let mounted = cluster.mount(true);
     // The name; the seal; the label to copy; the end of the copy; the request to evict; the replica's removal; the label to remove; the end
-    // of the removal; the deletion of the note's row. The burst node: the object; its hash; the label; the outcome. The other node: the
+    // of the removal. The burst node: the object; its hash; the label; the outcome. The other node: the
     // label; the attempt to write; the file; the outcome.
-    assert_commits(&cluster, |number| write(&mounted, number), 9, &[4, 4]);
+    assert_commits(&cluster, |number| write(&mounted, number), 8, &[4, 4]);
     mounted.unmount();
 }

@@ -133,10 +133,7 @@ impl Follower {
 
     /// Returns whether the upload of a version to the external store is pending.
     pub(crate) fn is_waiting(&self, object: ObjectId) -> bool {
-        let waits = {
-            let known = self.0.known.lock();
-            known.waiting.contains(&object) || known.unnamed.contains(&object)
-        };
+        let waits = self.0.known.lock().waiting.contains(&object);
         waits || (self.0.cache.stat(object).is_ok() && !self.0.is_far(object))
     }
 

@@ -50,6 +50,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
+use tidemill_model::backoff::Backoff;
 use tidemill_model::id::ObjectId;
 use tidemill_remote::{Error, Overwrite, Remote, RemoteAddress, RemoteStore, StoreFile};
 use tidemill_sandbox::PrivateFile;
@@ -118,8 +119,10 @@ struct BackendState {
     cached_bytes: u64,
     /// Objects that wait to be uploaded by the background threads.
     waiting: BTreeSet<ObjectId>,
-    /// Objects that are uploaded after a message of the server has named their file.
-    unnamed: BTreeSet<ObjectId>,
+    /// Waiting objects, each with the time before which the server is not asked for its file again, and the pauses before later questions.
+    asked: HashMap<ObjectId, (Instant, Backoff)>,
+    /// Files of waiting objects, as the server named them.
+    files: HashMap<ObjectId, v1::FileOfObject>,
     /// Objects that are being uploaded, each with the number of concurrent attempts and whether the object was removed during them.
     going: HashMap<ObjectId, (usize, bool)>,
     /// Reason why the background threads cannot upload objects; empty if they can.
@@ -131,6 +134,13 @@ struct BackendState {
 }
 
 impl BackendState {
+    /// Removes an object from the objects that wait for their upload.
+    fn stop_waiting(&mut self, object: ObjectId) {
+        self.waiting.remove(&object);
+        self.asked.remove(&object);
+        self.files.remove(&object);
+    }
+
     /// Returns the number of bytes in the external store.
     fn sent_bytes(&self) -> u64 {
         self.far_bytes.saturating_sub(self.packed_bytes) + self.pack_bytes
@@ -207,7 +217,7 @@ impl Backend {
             uri: self.uri.clone(),
             files: known.far.len() as u64,
             bytes: known.far_bytes,
-            waiting: (known.waiting.len() + known.unnamed.len()) as u64,
+            waiting: known.waiting.len() as u64,
             sent: known.sent_bytes(),
             packing: self.packing.to_string(),
         }
@@ -582,7 +592,7 @@ impl Store for Backend {
 
     fn remove(&self, object: ObjectId) -> Result<bool, StoreError> {
         let cached = self.cache.remove(object)?;
-        self.known.lock().unnamed.remove(&object);
+        self.known.lock().stop_waiting(object);
         if let Some((_, removed)) = self.known.lock().going.get_mut(&object) {
             *removed = true;
         }

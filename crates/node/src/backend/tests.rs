@@ -2,7 +2,6 @@
 
 use super::presence::MARK;
 use super::*;
-use crate::notes;
 use crate::records::{self, ObjectRecord};
 use bytes::Bytes;
 use std::collections::BTreeMap;
@@ -248,8 +247,8 @@ impl BackendBench {
         Backend::open(cache, &at, None, with).unwrap()
     }
 
-    /// Creates a version of a file that is closed and recorded and has no note of the server.
-    fn unnoted(
+    /// Creates a version of a file that is closed and recorded.
+    pub(super) fn version(
         &self,
         store: &Backend,
         id: u64,
@@ -263,7 +262,7 @@ impl BackendBench {
             size: content.len() as u64,
             owner: Owner { uid: 0, gid: 0 },
             inode: id,
-            path: path.to_owned(),
+            path: path.as_bytes().to_vec(),
             mode: None,
             task: None,
             sealed_at: Time(1),
@@ -280,32 +279,14 @@ impl BackendBench {
         self.db.write_blocking(true, put).unwrap();
         (object, named)
     }
+}
 
-    /// Sends the server's note about the file of an object.
-    fn note(&self, object: ObjectId, path: &str) {
-        let note = v1::NameNote {
-            ino: object.0,
-            change: 1,
-            object: object.0,
-            path: path.into(),
-            places: vec![v1::NamePlace::default()],
-            ..v1::NameNote::default()
-        };
-        let put = move |db: &rusqlite::Connection| notes::put(db, &[note]);
-        self.db.write_blocking(true, put).unwrap();
-    }
-
-    /// Creates a version like [`Self::unnoted`], with the server's note.
-    pub(super) fn version(
-        &self,
-        store: &Backend,
-        id: u64,
-        path: &str,
-        content: &[u8],
-    ) -> (ObjectId, ObjectFile) {
-        let version = self.unnoted(store, id, path, content);
-        self.note(version.0, path);
-        version
+/// Returns the server's answer about the file of an object.
+fn file_of(object: ObjectId, path: &str) -> v1::FileOfObject {
+    v1::FileOfObject {
+        object: object.0,
+        path: path.into(),
+        part: false,
     }
 }
 
@@ -351,31 +332,48 @@ fn files_of_attached_directory_keep_names_if_node_packs_files() {
     }
 }
 
-/// The object is written to the path in the server's note instead of the path that was stored with the object.
+/// The object is written to the path that the server names instead of the path that was stored with the object.
 #[test]
-fn object_is_uploaded_when_server_has_noted_its_file() {
+fn object_is_uploaded_when_server_has_named_its_file() {
     let bench = BackendBench::new();
     let store = Arc::new(bench.open(0));
     let follower = Follower::new(Arc::clone(&store));
-    let (object, _) = bench.unnoted(&store, 0x101, "/theirs", b"one");
+    let (object, _) = bench.version(&store, 0x101, "/theirs", b"one");
     store.sealed(object, Ok(3)).unwrap();
-    for _ in 0..2 {
-        assert!(store.upload_some());
-        assert!(follower.is_waiting(object));
-    }
+    assert_eq!(store.unnamed(), [0x101]);
+    assert_eq!(store.unnamed(), [0; 0], "it was asked for just now");
+    // The server does not know the file yet, or names one of another object.
+    store.on_files(vec![file_of(ObjectId(0x999), "/x")]);
+    assert!(store.upload_some());
+    assert!(follower.is_waiting(object));
     assert_eq!(bench.far.names(), Vec::<String>::new());
-    bench.note(object, "/a/b");
-    store.on_noted([object].into_iter());
+    store.on_files(vec![file_of(object, "/a/b")]);
     assert!(store.upload_some());
     assert!(!follower.is_waiting(object));
     assert_eq!(bench.far.names(), ["a/b"]);
-    // The server has noted this object, and the node ended before it was durable in the backend.
-    let (late, _) = bench.unnoted(&store, 0x102, "/theirs", b"late");
-    bench.note(late, "/a/c");
+    // The node ends before this object is in the store.
+    let (late, _) = bench.version(&store, 0x102, "/theirs", b"late");
+    store.sealed(late, Ok(4)).unwrap();
+    store.on_files(vec![file_of(late, "/a/c")]);
     drop((store, follower));
     let store = bench.open(0);
+    assert_eq!(store.unnamed(), [0x102]);
+    store.on_files(vec![file_of(late, "/a/d")]);
     assert!(store.upload_some());
-    assert_eq!(bench.far.names(), ["a/b", "a/c"]);
+    assert_eq!(bench.far.names(), ["a/b", "a/d"]);
+    // An object that was removed waits no longer, and neither does one whose file has a later version.
+    let (gone, _) = bench.version(&store, 0x103, "/gone", b"gone");
+    let (old, _) = bench.version(&store, 0x104, "/old", b"old");
+    for object in [gone, old] {
+        store.sealed(object, Ok(3)).unwrap();
+    }
+    store.remove(gone).unwrap();
+    assert_eq!(store.unnamed(), [0x104]);
+    store.on_files(vec![file_of(gone, "/gone"), file_of(old, "")]);
+    assert!(store.upload_some());
+    let names = bench.far.names();
+    assert_eq!(names, [".tidemill-objects/0000000000000104", "a/b", "a/d"]);
+    assert_eq!(store.unnamed(), [0; 0]);
 }
 
 /// The directory `/p` of the cluster has the same names in the store as `/cloud`, which is attached to `p`.
@@ -462,6 +460,7 @@ fn upload_resumes_after_node_was_killed() {
     drop(store);
     let store = bench.open(1 << 20);
     assert_eq!(store.reported().waiting, 1);
+    store.on_files(vec![file_of(one.0, "/a")]);
     assert!(store.upload_some());
     assert_eq!(
         (bench.far.names(), store.reported().waiting),

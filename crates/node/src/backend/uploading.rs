@@ -6,7 +6,6 @@ use super::{Backend, Error, Overwrite, StoreFile, rows};
 use crate::db::DbError;
 use crate::executor::ExecutorParts;
 use crate::labels::NodeLabels;
-use crate::notes;
 use crate::records;
 use crate::store::{ObjectFile, ReadAt as _, ReadableObject, Store as _, StoreError};
 use bytes::Bytes;
@@ -14,9 +13,12 @@ use parking_lot::MutexGuard;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tidemill_model::attribute::object;
+use tidemill_model::backoff::Backoff;
+use tidemill_model::display::escaped;
 use tidemill_model::id::ObjectId;
+use tidemill_wire::v1::{self, from_node};
 
 /// Maximum number of bytes per read of an object.
 const PIECE_BYTES: usize = 8 << 20;
@@ -28,6 +30,8 @@ const DELETED_MAX: u32 = 256;
 const BATCH_MAX: usize = 1024;
 /// Interval between two upload passes.
 const PERIOD: Duration = Duration::from_millis(500);
+/// Pauses before the server is asked again for the file of an object. It may not have sealed the file at the first question.
+const ASK_AGAIN: Backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(60));
 /// Pause after an upload pass with a failure.
 const PAUSE: Duration = Duration::from_secs(5);
 /// Maximum length in bytes of an external path and of each name in the path. Object stores and file systems all accept these lengths.
@@ -148,8 +152,7 @@ impl Backend {
             known.far_bytes += size;
             known.packed_bytes += if packed { size } else { 0 };
         }
-        known.waiting.remove(&object);
-        known.unnamed.remove(&object);
+        known.stop_waiting(object);
     }
 
     /// Records that a cached object is also in the external store.
@@ -450,56 +453,85 @@ impl Backend {
         }
     }
 
-    /// Returns path, part and hash of an object's file; `None` if the object is not stored, or the server has not named its file yet.
-    fn named(&self, object: ObjectId) -> Result<Option<ObjectFile>, DbError> {
-        let read = |db: &rusqlite::Connection| {
-            let Some(sum) = records::sum(db, object)?.filter(|sum| sum.corruption.is_none()) else {
-                return Ok(None);
-            };
-            let place = notes::place_of(db, object)?;
-            Ok(place.map(|(path, part)| ObjectFile {
-                path,
-                part,
-                hash: sum.hash,
-            }))
+    /// Returns the objects whose files the node asks the server for now. Objects that were never asked for come first, so that objects whose
+    /// files the server does not know delay no others.
+    pub(crate) fn unnamed(&self) -> Vec<u64> {
+        let mut known = self.known.lock();
+        let known = &mut *known;
+        let now = Instant::now();
+        let unnamed = known.waiting.iter().copied();
+        let unnamed = unnamed.filter(|object| !known.files.contains_key(object));
+        let (again, mut due): (Vec<_>, Vec<_>) =
+            unnamed.partition(|object| known.asked.contains_key(object));
+        let again = again.into_iter();
+        due.extend(
+            again.filter(|object| known.asked.get(object).is_some_and(|(at, _)| *at <= now)),
+        );
+        due.truncate(BATCH_MAX);
+        for object in &due {
+            let (at, pauses) = known.asked.entry(*object).or_insert((now, ASK_AGAIN));
+            *at = now + pauses.pause();
+        }
+        due.into_iter().map(|object| object.0).collect()
+    }
+
+    /// Forgets the files that the server named: by the time that the store can be reached again, they may have other names.
+    fn forget_files(&self) {
+        self.known.lock().files.clear();
+    }
+
+    /// Takes the server's answer: the named objects can be uploaded now.
+    pub(crate) fn on_files(&self, files: Vec<v1::FileOfObject>) {
+        let mut known = self.known.lock();
+        for file in files {
+            let object = ObjectId(file.object);
+            if known.waiting.contains(&object) {
+                known.files.insert(object, file);
+            }
+        }
+    }
+
+    /// Returns some of the objects that can be uploaded, with their files. Objects that were removed wait no longer.
+    fn named(&self) -> Result<Vec<(ObjectId, ObjectFile)>, DbError> {
+        let some: Vec<v1::FileOfObject> = {
+            let known = self.known.lock();
+            known.files.values().take(BATCH_MAX).cloned().collect()
         };
-        self.db.read(read)
+        let mut named = Vec::with_capacity(some.len());
+        for file in some {
+            let object = ObjectId(file.object);
+            let sum = self.db.read(move |db| records::sum(db, object))?;
+            // The server may have another name for the object at the next attempt.
+            self.known.lock().files.remove(&object);
+            match sum {
+                Some(sum) if sum.corruption.is_none() => named.push((
+                    object,
+                    ObjectFile {
+                        path: escaped(&file.path),
+                        part: file.part,
+                        hash: sum.hash,
+                    },
+                )),
+                _ if self.cache.stat(object).is_ok() => {}
+                _ => self.known.lock().stop_waiting(object),
+            }
+        }
+        Ok(named)
     }
 
     /// Uploads some of the waiting objects. Returns whether no upload failed.
     pub(super) fn upload_some(&self) -> bool {
-        let mut later = Vec::new();
-        let mut next = Vec::new();
-        while next.len() < BATCH_MAX {
-            // The lock is not held during queries of the database.
-            let object = self.known.lock().waiting.pop_first();
-            let Some(object) = object else { break };
-            match self.named(object) {
-                Ok(Some(named)) => next.push((object, named)),
-                // The server will name the file soon, unless the object was removed.
-                Ok(None) if self.cache.stat(object).is_ok() => {
-                    self.known.lock().unnamed.insert(object);
-                    // Between the two checks, the note may have arrived or the object may have been removed.
-                    let named = self.named(object).ok().flatten();
-                    if named.is_none() && self.cache.stat(object).is_ok() {
-                        continue;
-                    }
-                    let waited = self.known.lock().unnamed.remove(&object);
-                    next.extend(named.filter(|_| waited).map(|named| (object, named)));
-                }
-                Ok(None) => {}
-                Err(_) => later.push(object),
-            }
-        }
+        let (next, mut trouble) = match self.named() {
+            Ok(next) => (next, None),
+            Err(error) => (Vec::new(), Some(error.to_string())),
+        };
         let results = self.make_durable(&next);
-        let mut trouble = None;
         for ((object, _), result) in next.into_iter().zip(results) {
             match result {
-                Ok(()) | Err(StoreError::NotFound { .. }) => {}
-                Err(error) => {
-                    trouble.get_or_insert_with(|| error.to_string());
-                    later.push(object);
-                }
+                Ok(()) => {}
+                Err(StoreError::NotFound { .. }) => self.known.lock().stop_waiting(object),
+                // The object still waits.
+                Err(error) => _ = trouble.get_or_insert_with(|| error.to_string()),
             }
         }
         let well = trouble.is_none();
@@ -513,23 +545,7 @@ impl Backend {
             );
         }
         known.trouble = trouble.unwrap_or_default();
-        known.waiting.extend(later);
         well
-    }
-
-    /// Returns whether any of the objects is not in the external store yet.
-    pub(crate) fn any_not_uploaded(&self, objects: &[ObjectId]) -> bool {
-        objects.iter().any(|object| !self.is_far(*object))
-    }
-
-    /// Handles notes of the server: objects that waited for the names of their files can now be uploaded.
-    pub(crate) fn on_noted(&self, objects: impl Iterator<Item = ObjectId>) {
-        let mut known = self.known.lock();
-        for object in objects {
-            if known.unnamed.remove(&object) {
-                known.waiting.insert(object);
-            }
-        }
     }
 
     /// Removes some external files of removed objects. Returns whether more such files may exist.
@@ -622,8 +638,14 @@ pub(crate) fn keep_uploading(parts: &ExecutorParts, labels: &NodeLabels) {
         }
         unsure = backend.reach.far.trouble().is_some();
         if unsure {
+            backend.forget_files();
             pause = PAUSE;
             continue;
+        }
+        let objects = backend.unnamed();
+        if !objects.is_empty() {
+            let find = from_node::Message::FindFiles(v1::FindFiles { objects });
+            parts.reports.send(find);
         }
         let well = backend.upload_some();
         let removed = backend.remove_some();

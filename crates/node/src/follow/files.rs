@@ -285,7 +285,6 @@ impl FollowedFiles {
         let spot = VersionPlace {
             node: self.node,
             at,
-            path,
             rights: (attachment.uid, attachment.gid, attachment.mode),
             over,
         };

@@ -12,6 +12,7 @@ use tidemill_model::attribute::status;
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_node::{NodeConfig, RunningNode, flash_model, records};
 use tidemill_wire::capability::rights;
+use tidemill_wire::route::SealBody;
 use tidemill_wire::v1;
 
 const MIB: usize = 1 << 20;
@@ -126,8 +127,8 @@ async fn flash_model_does_not_count_holes_of_sealed_files() {
         object: ObjectId(1),
         capability: capability(1, 1, rights::WRITE),
     };
-    let sealed = Objects::new(None).seal(&remote, &seal_body("/in")).await;
-    assert_eq!(sealed.unwrap(), 1 << 40);
+    let sealed = Objects::new(None).seal(&remote, &SealBody::default()).await;
+    assert_eq!(sealed.unwrap().size, 1 << 40);
     let script = "head -c 8192 /dev/urandom > out && truncate -s 512M out";
     connection.labels(&[program_label(1, "sh", &["-c", script]).output("out", 2)]);
     let outcome = connection.finished(1).await;
@@ -159,7 +160,7 @@ async fn put_there(connection: &Connection, object: u64, bytes: &[u8]) {
         .write(&remote, 0, bytes.to_vec().into())
         .await
         .unwrap();
-    objects.seal(&remote, &seal_body("/in")).await.unwrap();
+    objects.seal(&remote, &SealBody::default()).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread")]

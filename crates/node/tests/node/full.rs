@@ -13,6 +13,7 @@ use tidemill_client::objects::ObjectAddress;
 use tidemill_model::id::ObjectId;
 use tidemill_node::RunningNode;
 use tidemill_wire::capability::rights;
+use tidemill_wire::route::SealBody;
 
 /// Small device with a file system, which is unmounted when this value is dropped.
 struct Device {
@@ -83,8 +84,8 @@ fn object_file(device: &Device, object: u64) -> PathBuf {
 
 async fn seal(node: &RunningNode, object: u64) -> Result<u64, tidemill_client::Error> {
     let remote: ObjectAddress = remote(node, object, rights::READ | rights::WRITE);
-    let body = seal_body("/a/path/of/some/length/such/as/files/have");
-    Objects::new(None).seal(&remote, &body).await
+    let sealed = Objects::new(None).seal(&remote, &SealBody::default()).await;
+    sealed.map(|sealed| sealed.size)
 }
 
 async fn remove(connection: &mut Connection, objects: impl Iterator<Item = u64>) {
@@ -211,12 +212,12 @@ async fn seal_after_lost_writer_ignores_its_late_writes() {
         .unwrap();
     let _connection = server.welcomed().await;
     let seal = async |object: u64, lost: bool| {
-        let body = tidemill_wire::route::SealBody {
+        let body = SealBody {
             lost,
-            ..seal_body("/f")
+            ..SealBody::default()
         };
         let remote = remote(&node, object, rights::READ | rights::WRITE);
-        Objects::new(None).seal(&remote, &body).await.unwrap()
+        Objects::new(None).seal(&remote, &body).await.unwrap().size
     };
     let path = |object: u64| directory.path().join(ObjectId(object).relative_path());
     // The file has a megabyte of data, a megabyte of hole, and some bytes.

@@ -124,7 +124,7 @@ async fn object_is_written_sealed_and_read_in_ranges() {
     .await;
     assert_eq!((own.status, &*own.body), (206, &data[..10]));
 
-    let body = serde_json::to_vec(&seal_body("/a")).unwrap();
+    let body = serde_json::to_vec(&SealBody::default()).unwrap();
     for _ in 0..2 {
         let sealed = request(
             &node,
@@ -392,8 +392,10 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     for object in 10..200_u64 {
         let file = directory.path().join(ObjectId(object).relative_path());
         std::fs::write(&file, vec![b'x'; usize::try_from(object).unwrap()]).unwrap();
-        let mut body = seal_body(&format!("/f{object}"));
-        body.durable = object == 20;
+        let body = SealBody {
+            durable: object == 20,
+            ..SealBody::default()
+        };
         items.push(SealItem {
             object,
             capability: hex(&capability(1, object, rights::WRITE)),
@@ -403,7 +405,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     let item = |object: u64, capability: Vec<u8>| SealItem {
         object,
         capability: hex(&capability),
-        body: seal_body("/x"),
+        body: SealBody::default(),
     };
     items.push(item(300, capability(1, 300, rights::WRITE)));
     items.push(item(10, capability(1, 10, rights::READ)));
@@ -421,6 +423,9 @@ async fn objects_written_in_place_are_sealed_in_batch() {
             "{}",
             result.message
         );
+        let receipt =
+            CapabilityKey::new(KEY).receipt(NodeId(1), ObjectId(item.object), item.object);
+        assert_eq!(result.receipt, hex(&receipt));
     }
     let statuses: Vec<u16> = results[190..].iter().map(|result| result.status).collect();
     assert_eq!(statuses, [404, 403, 400]);
@@ -442,14 +447,7 @@ async fn objects_written_in_place_are_sealed_in_batch() {
     };
     use tidemill_model::attribute::object;
     assert_eq!(value(object::SIZE.into()), 150);
-    // The server sets the path, not the client.
-    let numbers: Vec<u64> = listed
-        .as_array()
-        .unwrap()
-        .iter()
-        .filter_map(|a| a["number"].as_u64())
-        .collect();
-    assert!(!numbers.contains(&object::PATH.into()));
+    assert_eq!(value(object::PATH.into()), "/in");
     assert_eq!(value(object::INODE.into()), 17);
     assert_eq!(value(object::UID.into()), user());
     assert_eq!(value(object::MODE.into()), 0o640);
@@ -491,28 +489,16 @@ async fn seal_records_attributes_signed_by_server_only() {
         gid: 7002,
         mode: 0o600,
         part: Some(part.to_bytes()),
+        path: b"/ours/f\xff".to_vec(),
     };
     let whole = Attributes {
         part: None,
-        ..signed
+        ..signed.clone()
     };
-    let lie = SealBody {
-        inode: 3,
-        path: "/cloud/theirs".into(),
-        uid: 0,
-        gid: 0,
-        mode: 0o4755,
-        durable: true,
-        lost: false,
-        part: None,
-    };
-    let lying_part = PartOf {
-        version: ObjectId(5),
-        ..part
-    };
-    let lie_of_part = SealBody {
-        part: Some(lying_part.to_bytes()),
-        ..lie.clone()
+    let of_whole = SealBody::default();
+    let of_part = SealBody {
+        part: true,
+        ..of_whole
     };
     let word = |value: u64| Some(value.to_le_bytes().to_vec());
     let no_part: Option<Vec<u8>> = None;
@@ -520,7 +506,7 @@ async fn seal_records_attributes_signed_by_server_only() {
         (
             51,
             Some(signed),
-            &lie,
+            &of_whole,
             23,
             (7001, 7002),
             0o600,
@@ -528,8 +514,8 @@ async fn seal_records_attributes_signed_by_server_only() {
         ),
         (
             52,
-            Some(whole),
-            &lie,
+            Some(whole.clone()),
+            &of_whole,
             23,
             (7001, 7002),
             0o600,
@@ -539,7 +525,7 @@ async fn seal_records_attributes_signed_by_server_only() {
         (
             53,
             Some(whole),
-            &lie_of_part,
+            &of_part,
             0,
             (7001, 7002),
             0o600,
@@ -563,7 +549,11 @@ async fn seal_records_attributes_signed_by_server_only() {
         assert_eq!(found(number::GID), word(owner.1), "{object}");
         assert_eq!(found(number::MODE), word(mode), "{object}");
         assert_eq!(found(number::PART), kept_part, "{object}");
-        assert_eq!(found(number::PATH), None, "{object}");
+        assert_eq!(
+            found(number::PATH),
+            Some(b"/ours/f\xff".to_vec()),
+            "{object}"
+        );
     }
     node.stop().await;
 }
@@ -580,7 +570,7 @@ async fn seal_with_capability_without_attributes_is_refused() {
         expires_at_ns: u64::MAX,
         attributes: None,
     });
-    let body = br#"{"inode":3,"path":"/x","uid":0,"gid":0,"mode":420,"durable":true,"lost":false,"part":null}"#;
+    let body = br#"{"durable":true}"#;
     let seal = format!("{}/seal", path(54));
     let refused = request(&node, "POST", &seal, Some(&bare), "", body).await;
     assert_eq!(refused.status, 403);

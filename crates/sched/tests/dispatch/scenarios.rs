@@ -412,6 +412,7 @@ fn maintenance_task_is_resent_until_its_node_has_done_it() {
             memory: false,
         },
         part: None,
+        mode: None,
     };
     let maintenance_task = |operation| Event::MaintenanceTask {
         node,
@@ -475,6 +476,7 @@ fn node_gets_many_small_replicas_or_few_large_ones() {
                 memory: false,
             },
             part: None,
+            mode: None,
         };
         let maintenance_task = |operation| Event::MaintenanceTask {
             node,

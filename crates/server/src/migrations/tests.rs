@@ -72,10 +72,13 @@ impl Tier {
             object,
             ..v1::Create::default()
         }));
+        let key = self.names.shared().key();
+        let receipt = key.receipt(NodeId(3), ObjectId(object), size);
         self.ask(Op::Seal(v1::Seal {
             ino,
             object,
             size,
+            receipts: vec![receipt],
             ..v1::Seal::default()
         }));
         object

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
 use crate::cluster::{
-    FakeNode, Running, ended, failure, job, root, stat, submit, success, write_file,
+    FakeNode, Running, ended, failure, job, root, sealing, stat, submit, success, write_file,
 };
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -969,13 +969,7 @@ async fn outputs_of_rerun_job_become_new_versions_of_their_files() {
         ..v1::NewVersion::default()
     };
     client.one(&root(), Op::NewVersion(version)).await.unwrap();
-    let seal = v1::Seal {
-        ino: changed,
-        object: object.0,
-        size: 9,
-        mtime: 0,
-        ..v1::Seal::default()
-    };
+    let seal = sealing(&client, (changed, object.0), 9).await;
     client.one(&root(), Op::Seal(seal)).await.unwrap();
 
     // The node with the outputs is lost before they are read.

@@ -1,7 +1,7 @@
 //! Lineage: answers show each version and task according to the caller's rights, omissions are reported, and a corrupt row is an error.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use crate::cluster::{Running, ended, root, stat, submit, user, write_file};
+use crate::cluster::{Running, ended, root, sealing, stat, submit, user, write_file};
 use rusqlite::Connection;
 use std::path::Path;
 use tidemill_client::Server as Client;
@@ -342,12 +342,7 @@ async fn annotation_set_during_write_belongs_to_next_sealed_version() {
     // The version is sealed: the annotation belongs to the new version.
     let object = write().await;
     annotate("second").await;
-    let seal = v1::Seal {
-        ino,
-        object,
-        size: 5,
-        ..v1::Seal::default()
-    };
+    let seal = sealing(&client, (ino, object), 5).await;
     client.one(&user(ALICE), Op::Seal(seal)).await.unwrap();
     annotate("later").await;
     assert_eq!(reported().await, [["meanwhile"], ["later"]]);

@@ -11,7 +11,7 @@ mod migrations;
 mod model;
 mod orphaned_versions;
 mod posix;
-mod rebuild;
+mod recovery;
 mod replicas;
 #[path = "../../../../tests/require.rs"]
 mod require;

@@ -613,7 +613,7 @@ async fn readdir_continues_after_last_name() {
 /// Sealed objects must be on a node, and a namespace without a cluster has none, so these tests use a server.
 mod versions {
     use super::{bytes, create, unlink};
-    use crate::cluster::{Running, file_op, mount, root, stat, write_file};
+    use crate::cluster::{Running, file_op, mount, receipt, root, stat, write_file};
     use rustix::io::Errno;
     use tidemill_client::Server as Client;
     use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
@@ -655,12 +655,12 @@ mod versions {
         })
     }
 
-    fn seal(ino: u64, object: u64, size: u64) -> Op {
+    fn seal(client: &Client, ino: u64, object: u64, size: u64) -> Op {
         Op::Seal(v1::Seal {
             ino,
             object,
             size,
-            mtime: 0,
+            receipts: vec![receipt(client, 0, object, size)],
             ..v1::Seal::default()
         })
     }
@@ -684,7 +684,7 @@ mod versions {
             old,
             "not sealed yet"
         );
-        by(&client, 0, seal(ino, new.0, 20)).await.unwrap();
+        by(&client, 0, seal(&client, ino, new.0, 20)).await.unwrap();
         let now = opened(by(&client, 0, open(ino, 0)).await);
         assert_eq!((now.object, now.size), (new.0, 20));
         assert_eq!(
@@ -722,7 +722,7 @@ mod versions {
         let busy = by(&client, b, rewrite(ino, first.0 + 1, false)).await;
         assert_eq!(busy, Err(Errno::TXTBSY.raw_os_error()));
         opened(by(&client, b, rewrite(ino, first.0 + 1, true)).await);
-        let stale = by(&client, a, seal(ino, first.0, 1)).await;
+        let stale = by(&client, a, seal(&client, ino, first.0, 1)).await;
         assert_eq!(stale, Err(Errno::STALE.raw_os_error()));
         let abandon = v1::Abandon {
             ino,
@@ -756,7 +756,9 @@ mod versions {
                 break;
             }
         }
-        by(&client, a, seal(ino, first.0, 20)).await.unwrap();
+        by(&client, a, seal(&client, ino, first.0, 20))
+            .await
+            .unwrap();
         let begun = opened(waits.await.unwrap());
         assert_eq!((begun.object, begun.attr.unwrap().size), (first.0 + 1, 20));
     }
@@ -786,7 +788,7 @@ mod versions {
             panic!("deleted while open")
         };
         assert_eq!(attr.nlink, 0);
-        by(&client, session, seal(ino.0, object.0, 3))
+        by(&client, session, seal(&client, ino.0, object.0, 3))
             .await
             .unwrap();
         assert_eq!(

@@ -88,19 +88,6 @@ async fn replica_is_created_on_other_host_and_removed_with_its_version() {
     made(&mut other_host, (label, sent)).await;
     let current = json!([at(0, "current"), at(2, "current")]);
     assert_eq!(replicas(&client, ino).await, current);
-    // Each node with a replica knows the file's name, and receives its changes.
-    let note = other_host.note(ino).await;
-    assert_eq!(
-        (note.forget, note.object, note.replicas),
-        (false, object, 2)
-    );
-    let set = v1::SetAttr {
-        ino,
-        mode: Some(0o640),
-        ..v1::SetAttr::default()
-    };
-    one(&client, Op::SetAttr(set)).await.unwrap();
-    assert_eq!(other_host.note(ino).await.mode, 0o640);
     assert_eq!(attribute(&client, ino, "user.tidemill.replicas").await, "2");
     // After the next version is begun, the version before is removed from both nodes.
     let (_, next) = client.reserve(0, 1).await.unwrap();

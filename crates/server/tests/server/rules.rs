@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use crate::cluster::{
-    FakeNode, Running, failure, job, mount, root, stat, success, user, write_file,
+    FakeNode, Running, failure, job, mount, root, sealing, stat, success, user, write_file,
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -203,12 +203,7 @@ async fn overwrite(client: &Client, path: &str, size: u64) -> u64 {
         ..v1::NewVersion::default()
     };
     client.one(&root(), Op::NewVersion(new)).await.unwrap();
-    let seal = v1::Seal {
-        ino,
-        object: object.0,
-        size,
-        ..v1::Seal::default()
-    };
+    let seal = sealing(client, (ino, object.0), size).await;
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     object.0
 }
@@ -953,12 +948,7 @@ async fn hook_batch_with_marker_waits_for_files_closed_before_marker() {
     let client = running.client().await;
     let worker = running.node(0).await.serve();
     waits(&client).await;
-    let seal = v1::Seal {
-        ino: ino.0,
-        object: object.0,
-        size: 1,
-        ..v1::Seal::default()
-    };
+    let seal = sealing(&client, (ino.0, object.0), 1).await;
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     let done = batch(&client, 1, "done").await;
     assert_eq!((done.files, done.mapped), (2, 2));

@@ -1,7 +1,7 @@
 //! Corrupt replicas as the server handles them, and scrubs that find corrupt replicas.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use crate::cluster::{FakeNode, Running, ended, root, status, submit, success};
+use crate::cluster::{FakeNode, Running, ended, root, sealing, status, submit, success};
 use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::path::Path;
@@ -44,11 +44,8 @@ async fn file(client: &Client, path: &str, replicas: u32) -> (u64, u64) {
     };
     one(client, Op::Create(create)).await.unwrap();
     let seal = v1::Seal {
-        ino: ino.0,
-        object: object.0,
-        size: 5,
         replicas: replicas.to_string(),
-        ..v1::Seal::default()
+        ..sealing(client, (ino.0, object.0), 5).await
     };
     one(client, Op::Seal(seal)).await.unwrap();
     (ino.0, object.0)

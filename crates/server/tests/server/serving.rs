@@ -1,7 +1,7 @@
 //! A server with its real sockets, and a node whose protocol messages the test sends.
 #![allow(clippy::unwrap_used, clippy::too_many_lines, reason = "tests")]
 
-use crate::cluster::{Running, file_op, root};
+use crate::cluster::{Running, file_op, receipt, root};
 use tidemill_client::{Credential, Endpoint, Error, Server as Client, Trust};
 use tidemill_server::ServeConfig;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Answer};
@@ -43,15 +43,29 @@ async fn sealed_file_exists_after_server_crash() {
         object: object.0,
         size: 12,
         mtime: 5,
+        receipts: vec![receipt(&client, 0, object.0, 12)],
         ..v1::Seal::default()
     };
-    // A size that no file has would stay with it for ever.
-    for size in [1 << 63, u64::MAX] {
-        let false_size = Op::Seal(v1::Seal {
-            size,
-            ..seal.clone()
-        });
-        client.one(&root(), false_size).await.unwrap_err();
+    // A size that the node did not confirm would stay with the file for ever.
+    let with = |size, receipts| v1::Seal {
+        size,
+        receipts,
+        ..seal.clone()
+    };
+    let of = |node, object, size| vec![receipt(&client, node, object, size)];
+    let false_seals = [
+        with(1 << 63, of(0, object.0, 1 << 63)),
+        with(u64::MAX, of(0, object.0, u64::MAX)),
+        with(13, of(0, object.0, 12)),
+        with(12, of(1, object.0, 12)),
+        with(12, of(0, object.0 + 1, 12)),
+        with(12, Vec::new()),
+        with(12, vec![vec![0; 32]]),
+    ];
+    for false_seal in false_seals {
+        let refused = client.one(&root(), Op::Seal(false_seal)).await.unwrap_err();
+        let errnos = [rustix::io::Errno::INVAL, rustix::io::Errno::BADMSG];
+        assert!(errnos.iter().any(|errno| refused.is(*errno)), "{refused}");
     }
     client.one(&root(), Op::Seal(seal.clone())).await.unwrap();
     // The same requests again do nothing new: the client may not have heard the answer.
@@ -212,32 +226,33 @@ async fn ids_stored_by_a_node_are_not_issued_again_after_restart() {
         let reply = client.names().reserve(request).await.unwrap().into_inner();
         (reply.first_inode, reply.first_object)
     };
-    let used = |object, inode| v1::UsedIds {
+    let used = |object| v1::UsedIds {
         object,
-        inode,
-        change: 9,
         task: 9,
         label: 9,
     };
-    let lying = attach_with_used_ids(&client, cluster, used(u64::MAX, 1)).await;
+    let lying = attach_with_used_ids(&client, cluster, used(u64::MAX)).await;
     assert!(lying.unwrap_err().message().contains("no server issues"));
-    attach_with_used_ids(&client, cluster + 1, used(1 << 50, 1))
+    attach_with_used_ids(&client, cluster + 1, used(1 << 50))
         .await
         .unwrap_err();
     let (inode, object) = reserved(&client).await;
     assert!(inode < 1000 && object < 1000, "{inode} {object}");
-    attach_with_used_ids(&client, cluster, used(7000, 8000))
+    attach_with_used_ids(&client, cluster, used(7000))
         .await
         .unwrap();
-    attach_with_used_ids(&client, cluster, used(50, 60))
+    attach_with_used_ids(&client, cluster, used(50))
         .await
         .unwrap();
-    assert_eq!(reserved(&client).await, (8001, 7001));
+    // Nodes do not know all inodes that were issued.
+    let after = reserved(&client).await;
+    assert_eq!(after.1, 7001);
+    assert!(after.0 > inode + (1 << 32), "{after:?}");
     drop(client);
     running.crash().await;
     let running = Running::start(dir.path()).await;
     let next = reserved(&running.client().await).await;
-    assert!(next > (8001, 7001), "{next:?}");
+    assert!(next.0 > after.0 && next.1 > after.1, "{next:?}");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -339,6 +354,7 @@ async fn stat_of_file_being_written_waits_for_its_mount() {
                 object: object.0,
                 size: 12,
                 mtime: 5,
+                receipts: vec![receipt(&client, 0, object.0, 12)],
                 ..v1::Seal::default()
             };
             mount(Op::Seal(seal)).await;

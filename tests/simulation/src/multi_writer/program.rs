@@ -7,7 +7,7 @@ use super::mount::{
 use crate::port::{OfNode, WorldAnswer, WorldRequest};
 use std::rc::Rc;
 use tidemill_mount::extents::WriteLog;
-use tidemill_wire::route::SealBody;
+use tidemill_wire::capability::Attributes;
 use tidemill_wire::v1::{self, name_op::Op, name_result::Result as Named};
 
 /// Number of files on which all programs work.
@@ -344,21 +344,19 @@ impl SimulatedMount {
         self.pause(50).await;
         self.flush(written).await;
         let (ino, object) = (written.ino, written.object);
-        let body = SealBody {
+        let signed = Attributes {
             inode: ino,
-            path: String::new(),
+            path: Vec::new(),
             uid: 1000,
             gid: 1000,
             mode: 0o666,
-            durable: false,
-            lost: false,
             part: None,
         };
-        let size = loop {
-            let ask = OfNode::Seal(object, body.clone());
+        let (size, receipt) = loop {
+            let ask = OfNode::Seal(object, signed.clone());
             let ask = WorldRequest::Node(written.node.get(), ask);
             match self.0.port.ask(ask).await {
-                WorldAnswer::Sealed(size) => break size,
+                WorldAnswer::Sealed(size, receipt) => break (size, receipt),
                 _ => self.pause(PAUSE_MS).await,
             }
         };
@@ -369,6 +367,7 @@ impl SimulatedMount {
             size,
             publications,
             base,
+            receipts: vec![receipt],
             ..v1::Seal::default()
         };
         match self.one(Op::Seal(seal)).await {

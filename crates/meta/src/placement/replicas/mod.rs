@@ -22,7 +22,7 @@ use crate::placement::{nodes, object_and_node};
 use crate::query::{execute, exists, find, rows, stored_enum, unsigned};
 use crate::transaction::{Change, Tx};
 use crate::vnode::InodeRecord;
-use crate::{notes, parts, version, vnode};
+use crate::{parts, version, vnode};
 use rusqlite::params;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -517,7 +517,6 @@ pub fn ended(
             let sql = "UPDATE replica SET state = 2, detail = NULL WHERE object = ?1 AND node = ?2";
             execute(db, sql, key)?;
             if state != StoredState::Repairing {
-                notes::copied(db, id, node.0)?;
                 burst::staged_in(db, id, node.0, now)?;
             }
             settle(db, id)?;
@@ -557,7 +556,6 @@ pub(in crate::placement) fn remove_surplus(
             row.get(0)
         })?;
         removals::queue_surplus(db, object, node.0, now)?;
-        notes::copied(db, object, node.0)?;
         if let Some(size) = left {
             nodes::count_left(db, node.0, size)?;
         }

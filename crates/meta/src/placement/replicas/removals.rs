@@ -5,7 +5,6 @@
 use crate::Connection;
 use crate::fault::Fault;
 use crate::json::json_list;
-use crate::notes;
 use crate::placement::nodes::NodeStates;
 use crate::placement::replicas::{self, Reason};
 use crate::placement::{corruption, migrations, under_replicated};
@@ -186,7 +185,6 @@ pub(in crate::placement) fn keep_last_intact(
             "object {object:016x} is not removed: its other replicas are corrupt"
         );
         replicas::insert(db, object, node)?;
-        notes::copied(db, object, node)?;
         if leaving.is_emptied(node) {
             migrations::leaves(db, object, node, now)?;
         }

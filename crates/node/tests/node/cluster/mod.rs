@@ -315,6 +315,7 @@ pub fn capability(node: u32, object: u64, rights: u32) -> Vec<u8> {
         gid: user(),
         mode: 0o640,
         part: None,
+        path: b"/in".to_vec(),
     };
     CapabilityKey::new(KEY).sign(&Capability {
         object: ObjectId(object),
@@ -336,19 +337,6 @@ pub fn remote(node: &RunningNode, object: u64, rights: u32) -> ObjectAddress {
     }
 }
 
-pub fn seal_body(path: &str) -> SealBody {
-    SealBody {
-        inode: 17,
-        path: path.into(),
-        uid: user(),
-        gid: user(),
-        mode: 0o640,
-        durable: false,
-        lost: false,
-        part: None,
-    }
-}
-
 /// Writes and seals an object over HTTP.
 pub async fn put(node: &RunningNode, object: u64, bytes: &[u8]) {
     let remote = remote(node, object, rights::READ | rights::WRITE);
@@ -357,7 +345,7 @@ pub async fn put(node: &RunningNode, object: u64, bytes: &[u8]) {
         .write(&remote, 0, bytes.to_vec().into())
         .await
         .unwrap();
-    objects.seal(&remote, &seal_body("/in")).await.unwrap();
+    objects.seal(&remote, &SealBody::default()).await.unwrap();
 }
 
 /// Reads an object over HTTP.

@@ -13,8 +13,10 @@ pub mod replicas;
 use std::collections::VecDeque;
 use std::path::Path;
 use tidemill_client::{Endpoint, Server as Client};
+use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_server::queue::QueueLocation;
 use tidemill_server::{RunningServer, ServeConfig};
+use tidemill_wire::capability::CapabilityKey;
 use tidemill_wire::v1::{self, from_node::Message as From, name_op::Op, to_node::Message as To};
 use tokio::sync::mpsc;
 use tonic::Streaming;
@@ -137,8 +139,6 @@ pub struct FakeNode {
     pub id: u32,
     /// Received removals that the test has not examined yet: labels and their objects.
     pub removals: VecDeque<(u64, Vec<u64>)>,
-    /// Received notes about names of inodes.
-    pub reported: Vec<v1::NameNote>,
     /// Labels that arrived together with an examined label.
     pub waiting: VecDeque<v1::Label>,
     /// Key with which the node checks capabilities.
@@ -197,7 +197,6 @@ impl FakeNode {
             key: welcome.key,
             removals: VecDeque::new(),
             waiting: VecDeque::new(),
-            reported: Vec::new(),
             out,
             stream,
         }
@@ -229,13 +228,6 @@ impl FakeNode {
                 self.send(From::Log(copied)).await;
                 None
             }
-            Some(To::Notes(notes)) => {
-                let change = notes.notes.iter().map(|note| note.change).max();
-                let change = change.unwrap_or(0);
-                self.reported.extend(notes.notes);
-                self.send(From::Noted(v1::Noted { change })).await;
-                None
-            }
             Some(To::Labels(mut labels)) => {
                 labels.labels.retain(|label| match &label.operation {
                     Some(v1::label::Operation::Remove(remove)) => {
@@ -249,16 +241,6 @@ impl FakeNode {
             }
             Some(message) => Some(message),
             None => panic!("an empty message"),
-        }
-    }
-
-    /// Returns the next note that the server sends about an inode.
-    pub async fn note(&mut self, ino: u64) -> v1::NameNote {
-        loop {
-            if let Some(at) = self.reported.iter().position(|note| note.ino == ino) {
-                return self.reported.remove(at);
-            }
-            self.hear().await;
         }
     }
 
@@ -422,6 +404,42 @@ impl FakeNode {
     }
 }
 
+/// Returns the key of the cluster, from the server's directory.
+pub fn key(client: &Client) -> CapabilityKey {
+    let Endpoint::Unix(socket) = client.endpoint() else {
+        panic!("the server of a test has a socket in its directory")
+    };
+    let key = std::fs::read_to_string(socket.with_file_name("cluster.key")).unwrap();
+    let key = tidemill_wire::route::parse_hex(key.trim()).unwrap();
+    CapabilityKey::from_slice(&key).unwrap()
+}
+
+/// Returns the receipt of a node for an object that it sealed.
+pub fn receipt(client: &Client, node: u32, object: u64, size: u64) -> Vec<u8> {
+    key(client).receipt(NodeId(node), ObjectId(object), size)
+}
+
+/// Returns the operation that seals a version of one object, with the receipt of the object's node.
+pub async fn sealing(client: &Client, (ino, object): (u64, u64), size: u64) -> v1::Seal {
+    use tidemill_wire::v1::name_result::Result as Answer;
+    let again = v1::NewVersion {
+        ino,
+        object,
+        ..v1::NewVersion::default()
+    };
+    let node = match client.one(&root(), Op::NewVersion(again)).await {
+        Ok(Answer::Opened(opened)) => opened.node,
+        _ => 0,
+    };
+    v1::Seal {
+        ino,
+        object,
+        size,
+        receipts: vec![receipt(client, node, object, size)],
+        ..v1::Seal::default()
+    }
+}
+
 /// Creates a sealed file of `size` bytes at a path of the cluster, as the user `uid`. Returns the file's object.
 pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64 {
     use tidemill_wire::v1::name_result::Result as Answer;
@@ -440,13 +458,7 @@ pub async fn write_file(client: &Client, path: &str, size: u64, uid: u32) -> u64
     let Answer::Opened(_) = client.one(&root(), Op::Create(create)).await.unwrap() else {
         panic!()
     };
-    let seal = v1::Seal {
-        ino: ino.0,
-        object: object.0,
-        size,
-        mtime: 0,
-        ..v1::Seal::default()
-    };
+    let seal = sealing(client, (ino.0, object.0), size).await;
     client.one(&root(), Op::Seal(seal)).await.unwrap();
     object.0
 }

@@ -1,6 +1,6 @@
 //! Functions for tests: files with replicas, and fake nodes that create the replicas.
 
-use super::{FakeNode, root, status};
+use super::{FakeNode, root, sealing, status};
 use serde_json::{Value, json};
 use std::path::Path;
 use tidemill_client::Server as Client;
@@ -45,11 +45,8 @@ pub async fn seal(
     replicas: &str,
 ) -> Result<Answer, tidemill_client::Error> {
     let seal = v1::Seal {
-        ino,
-        object,
-        size: 5,
         replicas: replicas.to_owned(),
-        ..v1::Seal::default()
+        ..sealing(client, (ino, object), 5).await
     };
     one(client, Op::Seal(seal)).await
 }

@@ -1,22 +1,82 @@
-//! Data of the nodes from which the server's database is recovered: the content of each node's database, compared with the node's files.
-//! This module only reads.
+//! Sources of a recovery: logs, and the nodes' databases, compared with the nodes' files.
 
-use super::{NodeProblem, RecoverError, beside};
-use std::collections::{BTreeMap, BTreeSet};
+use super::{NodeProblem, RecoverError, RecoverOptions, beside};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
+use tidemill_log::{LogKey, names_in};
 use tidemill_meta::node_database::{KeptObject, NodeDatabase, NodeRecords};
-use tidemill_meta::rules::definitions;
 use tidemill_model::id::ObjectId;
-use tidemill_wire::v1::NameNote;
+use tidemill_wire::route;
+
+/// Length of a cluster's key.
+const KEY_BYTES: usize = 32;
+
+/// Where a recovery finds logs and nodes.
+pub(super) struct Sources {
+    pub(super) logs: Vec<PathBuf>,
+    pub(super) nodes: Vec<RecoveredNode>,
+}
+
+pub(super) fn find(dir: &Path, sources: &[PathBuf]) -> Result<Sources, RecoverError> {
+    let mut found = Sources {
+        logs: Vec::new(),
+        nodes: Vec::new(),
+    };
+    if has_log(&dir.join("log")) {
+        found.logs.push(dir.join("log"));
+    }
+    for source in sources {
+        let mut used = false;
+        for log in [source.join("log"), source.clone()] {
+            if has_log(&log) {
+                found.logs.push(log);
+                used = true;
+            }
+        }
+        if !used || source.join("node.db").exists() {
+            found.nodes.push(read(source)?);
+        }
+    }
+    found.logs.sort();
+    found.logs.dedup();
+    Ok(found)
+}
+
+/// Returns whether a directory has a file of a log.
+fn has_log(directory: &Path) -> bool {
+    names_in(directory).is_ok_and(|names| !names.is_empty())
+}
+
+pub(super) fn key(
+    dir: &Path,
+    nodes: &[RecoveredNode],
+    options: &RecoverOptions,
+) -> Result<LogKey, RecoverError> {
+    if let Some(node) = nodes.first()
+        && options.key.is_none()
+    {
+        return Ok(LogKey::new(&node.records.key));
+    }
+    let path = options.key.clone();
+    let path = path.unwrap_or_else(|| dir.join(crate::log_copies::KEY_FILE));
+    let text = std::fs::read_to_string(&path);
+    let text = text.map_err(|source| RecoverError::NoKey {
+        path: path.clone(),
+        source,
+    })?;
+    let key = route::parse_hex(text.trim()).filter(|key| key.len() == KEY_BYTES);
+    let key = key.ok_or_else(|| RecoverError::NoKey {
+        path,
+        source: std::io::Error::other("it is not the key of a cluster"),
+    })?;
+    Ok(LogKey::new(&key))
+}
 
 /// Data of one node.
 #[derive(Debug)]
 pub(super) struct RecoveredNode {
     pub(super) path: PathBuf,
-    /// Data from the node's database. Its notes are those about inodes.
     pub(super) records: NodeRecords,
-    /// The server's notes about rules that the node has stored.
-    pub(super) rules: Vec<NameNote>,
     /// Objects that have a row in the node's database, but no file any more.
     pub(super) missing: Vec<KeptObject>,
     /// Number of object files without a row in the node's database.
@@ -24,7 +84,7 @@ pub(super) struct RecoveredNode {
 }
 
 /// Reads the data of a node from the node's directory, or from a copy of its `node.db`.
-pub(super) fn read(path: &Path) -> Result<RecoveredNode, RecoverError> {
+fn read(path: &Path) -> Result<RecoveredNode, RecoverError> {
     recovered(path).map_err(|problem| RecoverError::Node {
         path: path.to_owned(),
         problem,
@@ -47,14 +107,9 @@ fn recovered(path: &Path) -> Result<RecoveredNode, NodeProblem> {
     if !log.is_ok_and(|log| log.len() > 0) && db.is_behind(&database)? {
         return Err(NodeProblem::Behind);
     }
-    let mut records = db.records()?;
-    let rules = records
-        .notes
-        .extract_if(.., |note| definitions::is_rule(note));
     let mut kept = RecoveredNode {
         path: path.to_owned(),
-        rules: rules.collect(),
-        records,
+        records: db.records()?,
         missing: Vec::new(),
         unknown: 0,
     };
@@ -108,42 +163,10 @@ fn intermediates(node: &Path) -> BTreeSet<u64> {
     names.filter_map(object).collect()
 }
 
-/// Gives each object the inode in the server's last note about the object. An object without a note keeps the inode of the capability that
-/// the server signed before the object was written.
-pub(super) fn assign_inodes_from_notes(all: &mut [RecoveredNode]) {
-    let notes = all.iter().flat_map(|kept| &kept.records.notes);
-    let mut last: BTreeMap<u64, &NameNote> = BTreeMap::new();
-    for note in notes {
-        let known = last.entry(note.ino).or_insert(note);
-        if note.change > known.change {
-            *known = note;
-        }
-    }
-    // The map has the owner of each object of a version. If two files claim an object, the file that was changed last gets it.
-    let mut owners: BTreeMap<u64, (u64, u64)> = BTreeMap::new();
-    for note in last.values() {
-        let parts = note.layout.iter().flat_map(|layout| &layout.parts);
-        let parts = parts.map(|part| part.object);
-        for object in parts.chain([note.object]) {
-            let owner = (note.change, note.ino);
-            let known = owners.entry(object).or_insert(owner);
-            *known = owner.max(*known);
-        }
-    }
-    owners.remove(&0);
-    for kept in all {
-        for object in kept.records.objects.iter_mut().chain(&mut kept.missing) {
-            if let Some(&(_, inode)) = owners.get(&object.id) {
-                object.inode = inode;
-            }
-        }
-    }
-}
-
 /// Checks that all nodes belong to one cluster, and that each was given once.
 pub(super) fn check(all: &[RecoveredNode]) -> Result<(), RecoverError> {
     let Some(first) = all.first() else {
-        return Err(RecoverError::NoNodes);
+        return Ok(());
     };
     let mut seen = BTreeSet::new();
     for kept in all {

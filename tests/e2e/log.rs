@@ -18,6 +18,11 @@ fn files(directory: &Path) -> Vec<String> {
 }
 
 impl Cluster {
+    /// Returns the directories of the three nodes.
+    fn all_nodes(&self) -> [String; 3] {
+        [0, 1, 2].map(|node| self.node_directory(node).display().to_string())
+    }
+
     fn log_of(&self, node: usize) -> PathBuf {
         self.node_directory(node).join("log")
     }
@@ -74,10 +79,8 @@ fn lost_host_of_server_loses_nothing_that_the_log_has() {
     let Some(mut cluster) = Cluster::with(options()) else {
         return;
     };
-    let nodes: Vec<String> = (0..3)
-        .map(|node| cluster.node_directory(node).display().to_string())
-        .collect();
-    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
     cluster.sh("mkdir in && echo one > in/a && ln in/a in/b && ln -s a in/c && setfattr -n user.x -v y in/a && chmod 640 in/a");
     cluster.sh("mkdir keep && setfattr -n user.tidemill.ttl -v 1h keep 2>/dev/null; echo short > keep/x; true");
     cluster.sh("seq 1 9 > in/n");
@@ -169,10 +172,8 @@ fn file_that_was_sealed_after_the_end_of_the_log_is_added() {
             }
         }
     }
-    let nodes: Vec<String> = (0..3)
-        .map(|node| cluster.node_directory(node).display().to_string())
-        .collect();
-    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
     let recovered = cluster.recover(&nodes);
     let added = recovered["added"].to_string();
     assert!(
@@ -184,6 +185,57 @@ fn file_that_was_sealed_after_the_end_of_the_log_is_added() {
         cluster.sh("cat d/old d/new d/changed"),
         "old\nnew\nsecond\n"
     );
+}
+
+#[test]
+fn file_that_moved_after_the_end_of_the_log_is_found() {
+    let options = Options {
+        nodes: 3,
+        ..Options::default()
+    };
+    let Some(mut cluster) = Cluster::with(options) else {
+        return;
+    };
+    cluster.sh("mkdir d && echo moved > d/f && echo stays > d/g");
+    let backup = cluster.path("backup").display().to_string();
+    cluster.json(&["cluster", "backup", &backup]);
+    let place = |cluster: &Cluster, path: &str| {
+        let replicas = cluster.json(&["stat", path])["parts"][0]["replicas"].clone();
+        assert_eq!(replicas.as_array().unwrap().len(), 1, "{replicas}");
+        replicas[0]["node"].as_u64().unwrap()
+    };
+    let (from, stays) = (place(&cluster, "/d/f"), place(&cluster, "/d/g"));
+    let to = (from + 1) % 3;
+    let target = to.to_string();
+    assert!(cluster.run(&["migrate", "/d/f", "--node", &target]).ok);
+    let objects = |cluster: &Cluster, node: u64| {
+        let node = cluster.node_directory(usize::try_from(node).unwrap());
+        crate::packs::files_below(&node.join("objects")).len()
+    };
+    let before = objects(&cluster, from);
+    wait("the file has moved", || {
+        let printed = cluster.run(&["--json", "stat", "/d/f"]);
+        printed.ok && printed.out.contains(&format!("\"node\":{to}"))
+    });
+    wait("its bytes are gone there", || {
+        objects(&cluster, from) < before
+    });
+    cluster.lose_server();
+    for node in 0..3 {
+        let _ = std::fs::remove_dir_all(cluster.log_of(node));
+    }
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
+    let recovered = cluster.recover(&[&[&backup[..]], &nodes[..]].concat());
+    assert_eq!(recovered["incomplete"], false, "{recovered}");
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("cat d/f d/g"), "moved\nstays\n");
+    assert_eq!(
+        (place(&cluster, "/d/f"), place(&cluster, "/d/g")),
+        (to, stays)
+    );
+    let checked = cluster.run(&["cluster", "fsck", "--age", "0s"]);
+    assert!(checked.ok, "{}{}", checked.out, checked.err);
 }
 
 #[test]
@@ -338,10 +390,8 @@ fn full_device_of_the_log_is_reported_and_delays_no_change() {
     cluster.kill_server();
     drop(device);
     cluster.lose_server();
-    let nodes: Vec<String> = (0..3)
-        .map(|node| cluster.node_directory(node).display().to_string())
-        .collect();
-    let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
     let recovered = cluster.recover(&nodes);
     assert_eq!(
         recovered["log"]["missing_segments"],

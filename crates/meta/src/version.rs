@@ -354,10 +354,10 @@ impl Tx<'_> {
             }
             self.take_over(&vnode, op.steal)?;
         }
-        // A client that continues with the file's present bytes names their node.
-        let continues = op
-            .node
-            .filter(|&named| i64::from(named) == vnode.node && !self.shared.is_up(named));
+        // A client that continues with the file's present bytes names their node. The bytes of a stub are on the named node already.
+        let continues = op.node.filter(|&named| {
+            i64::from(named) == vnode.node && !op.stub && !self.shared.is_up(named)
+        });
         let named = match continues {
             Some(first) => Some(self.readable(vnode.object, first, &[])?),
             None => op.node,

@@ -453,8 +453,8 @@ impl Backend {
         }
     }
 
-    /// Returns the objects whose files the node asks the server for now. Objects that were never asked for come first, so that objects whose
-    /// files the server does not know delay no others.
+    /// Returns the objects whose files the node asks the server for now. Most of them were never asked for, so that objects whose files the
+    /// server does not know delay no others.
     pub(crate) fn unnamed(&self) -> Vec<u64> {
         let mut known = self.known.lock();
         let known = &mut *known;
@@ -464,6 +464,8 @@ impl Backend {
         let (again, mut due): (Vec<_>, Vec<_>) =
             unnamed.partition(|object| known.asked.contains_key(object));
         let again = again.into_iter();
+        // Each question has space for objects that were asked for before.
+        due.truncate(BATCH_MAX - BATCH_MAX / 4);
         due.extend(
             again.filter(|object| known.asked.get(object).is_some_and(|(at, _)| *at <= now)),
         );

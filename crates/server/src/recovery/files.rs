@@ -8,14 +8,15 @@ use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
 use tidemill_meta::node_database::KeptObject;
 use tidemill_meta::parts;
-use tidemill_meta::placement::replicas;
+use tidemill_meta::placement::{removals, replicas};
 use tidemill_meta::shared::Spaces;
-use tidemill_meta::vnode::InodeRecord;
+use tidemill_meta::vnode::{InodeRecord, NO_NODE};
 use tidemill_meta::{
     Caller, Connection, Fault, Names as _, NamesRequest, SqliteNames, ids, version,
 };
 use tidemill_model::id::{Inode, NodeId, ObjectId};
 use tidemill_model::layout::{FreeSpace, Part, StripedLayout};
+use tidemill_model::replicas::REPLICAS_MAX;
 use tidemill_wire::v1::{self, Kind, name_op::Op, name_result::Result as Answer};
 
 /// Time before the end of the log from which on an object that the database does not know is added: the clocks of nodes differ.
@@ -155,6 +156,7 @@ pub(super) fn add(
         for version in versions {
             let is_known = |db: &Connection| version::is_known(db, version.id);
             if names.database().read(is_known)? {
+                correct_places(names, &version, &recovered.nodes)?;
                 continue;
             }
             let file = version.object.inode > 1 && version.is_whole();
@@ -221,7 +223,7 @@ impl Adding<'_> {
         for lost in below.into_iter().chain([flat_path(version.object)]) {
             let place = self.made.make(names, &lost, owner)?;
             if let Some(place) = place
-                && create(names, &Caller::root(), (version, ino), place)?
+                && create(names, &Caller::root(), (version, ino, 0o700), place)?
             {
                 return Ok(Some((lost, false)));
             }
@@ -240,7 +242,7 @@ impl Adding<'_> {
             // The server checked the path before it signed the right to write.
             let place = self.made.make(self.names, &object.path, owner)?;
             return match place {
-                Some(place) => create(self.names, &Caller::root(), (version, ino), place),
+                Some(place) => create(self.names, &Caller::root(), (version, ino, 0o777), place),
                 None => Ok(false),
             };
         }
@@ -257,12 +259,30 @@ impl Adding<'_> {
             Some(parent) => create(
                 self.names,
                 &creator,
-                (version, ino),
+                (version, ino, 0o777),
                 (parent, name.to_vec()),
             ),
             None => Ok(false),
         }
     }
+}
+
+/// Corrects the nodes of a known version whose objects have moved since the end of the log.
+fn correct_places(
+    names: &SqliteNames,
+    version: &FoundVersion<'_>,
+    given: &[u32],
+) -> Result<(), Fault> {
+    for (part, others) in version.parts.values() {
+        let (object, node) = (part.id, part.node);
+        let holders: Vec<u32> = others.iter().copied().chain([node]).collect();
+        let is_misplaced = |db: &Connection| replicas::is_misplaced(db, object, (&holders, given));
+        if names.database().read(is_misplaced)? {
+            let correct = move |db: &Connection| replicas::place_on(db, object, node);
+            names.database().write_blocking(correct)?;
+        }
+    }
+    Ok(())
 }
 
 /// Makes a version the current one of a file that the log has. Returns whether the namespace accepted it.
@@ -280,11 +300,11 @@ fn replace(names: &SqliteNames, version: &FoundVersion<'_>) -> Result<bool, Faul
     Ok(begun && seal(names, version, ino)?)
 }
 
-/// Creates a file with a version in a directory. Returns whether the namespace accepted it.
+/// Creates a file with a version in a directory, with the permissions in `mask`. Returns whether the namespace accepted it.
 fn create(
     names: &SqliteNames,
     caller: &Caller,
-    (version, ino): (&FoundVersion<'_>, u64),
+    (version, ino, mask): (&FoundVersion<'_>, u64, u32),
     (parent, name): (u64, Vec<u8>),
 ) -> Result<bool, Fault> {
     let object = version.object;
@@ -292,7 +312,7 @@ fn create(
         parent,
         name: name.clone(),
         kind: Kind::File.into(),
-        mode: object.mode.unwrap_or(0o600) & 0o777,
+        mode: object.mode.unwrap_or(0o600) & mask,
         ino,
         object: version.id,
         node: Some(version.node()),
@@ -329,6 +349,9 @@ impl MadeDirectories {
         file: &[u8],
         owner: (u32, u32),
     ) -> Result<Option<(u64, Vec<u8>)>, Fault> {
+        let lost = file.starts_with(LOST);
+        let root = |db: &Connection| InodeRecord::get(db, Inode::ROOT.0);
+        let root = names.database().read(root)?.uid;
         let mut at = Inode::ROOT.0;
         let mut end = 0;
         let inner = file.strip_prefix(b"/").unwrap_or(file);
@@ -341,6 +364,10 @@ impl MadeDirectories {
             let path = file.get(..end).unwrap_or(file);
             let child = |db: &Connection| InodeRecord::child(db, at, name);
             at = match names.database().read(child)? {
+                // Another owner could change a file there, and the file's owner might not reach it.
+                Some(directory) if lost && ![root, owner.0].contains(&directory.uid) => {
+                    return Ok(None);
+                }
                 Some(directory) if directory.is_dir() => {
                     if let Some(known) = self.0.get_mut(path) {
                         *known = known.filter(|known| *known == owner);
@@ -456,7 +483,10 @@ fn seal(names: &SqliteNames, version: &FoundVersion<'_>, ino: u64) -> Result<boo
         receipts: parts().map(receipt).collect(),
         replicas: match version.replicas() {
             1 => String::new(),
-            count => count.to_string(),
+            count => u32::try_from(count)
+                .unwrap_or(REPLICAS_MAX)
+                .min(REPLICAS_MAX)
+                .to_string(),
         },
         ..v1::Seal::default()
     };
@@ -468,6 +498,14 @@ fn seal(names: &SqliteNames, version: &FoundVersion<'_>, ino: u64) -> Result<boo
     if !apply(names, &Caller::root(), Op::Seal(seal))? {
         let abandon = v1::Abandon { ino, object: id };
         apply(names, &Caller::root(), Op::Abandon(abandon))?;
+        // The nodes keep the bytes.
+        let places = parts().map(|part| (part.id, part.node));
+        let places: Vec<_> = places.chain([(id, version.node())]).collect();
+        names.database().write_blocking(move |db| {
+            let mut places = places.iter();
+            places.try_for_each(|(object, node)| removals::cancel(db, *object, (*node).into()))?;
+            removals::cancel(db, id, NO_NODE)
+        })?;
         return Ok(false);
     }
     if !others.is_empty() {

@@ -15,7 +15,9 @@ use std::path::{Path, PathBuf};
 use tidemill_log::{RestoreError, restore};
 use tidemill_meta::node_database::NodeTask;
 use tidemill_meta::placement::nodes;
+use tidemill_meta::vnode::InodeRecord;
 use tidemill_meta::{Connection, Fault, OpenError, SqliteNames, ids, schema, settings};
+use tidemill_model::id::Inode;
 
 pub use tidemill_log::Restored;
 pub use tidemill_meta::node_database::NodeProblem;
@@ -199,7 +201,7 @@ fn written(
         ..Recovered::default()
     };
     match logs.is_empty() {
-        true => begin(fresh, nodes, removed)?,
+        true => begin(fresh, (nodes, removed), options.root_owner)?,
         false => {
             let key = sources::key(dir, nodes, options)?;
             let restored = restore(logs, &key, options.until, fresh)?;
@@ -235,12 +237,18 @@ fn written(
 }
 
 /// Creates a database without files that has the identity of the nodes' cluster.
-fn begin(fresh: &Path, nodes: &[RecoveredNode], removed: &[u32]) -> Result<(), RecoverError> {
+fn begin(
+    fresh: &Path,
+    (nodes, removed): (&[RecoveredNode], &[u32]),
+    root_owner: (u32, u32),
+) -> Result<(), RecoverError> {
     let first = nodes.first().ok_or(RecoverError::NoSource)?;
     let made = serve::private().open(fresh);
     made.map_err(|source| file_error(fresh, source))?;
     schema::create_filled(fresh, |db| {
         settings::insert_identity(db, &first.records.key, &first.records.cluster)?;
+        let root = InodeRecord::directory(Inode::ROOT.0, 0o755, root_owner, clock::now_ns());
+        root.insert(db)?;
         for node in removed {
             nodes::insert_removed(db, *node)?;
         }

@@ -45,7 +45,7 @@ fn recovery_without_log_gives_files_their_first_path() {
     let directory = tempfile::tempdir().unwrap();
     let node = directory.path().join("node.db");
     drop(load(&node, NODE));
-    let recovered = again(directory.path(), &[node]);
+    let recovered = again(directory.path(), std::slice::from_ref(&node));
     assert!(recovered.restored.is_none() && recovered.is_incomplete());
     assert_eq!((recovered.tasks, recovered.unknown), (1, 0));
     assert_eq!(
@@ -53,6 +53,16 @@ fn recovery_without_log_gives_files_their_first_path() {
         (3, 0)
     );
     let tree = tree(&directory.path().join("again"));
+    let identity = "SELECT hex(value) FROM setting WHERE name = 'cluster_id'";
+    let of_node = Connection::open(&node).unwrap();
+    let of_node: String = of_node
+        .query_row(
+            "SELECT hex(value) FROM identity WHERE key = 'cluster'",
+            [],
+            |row| row.get(0),
+        )
+        .unwrap();
+    assert_eq!(ask(directory.path(), identity), of_node);
     // The output of a task of root.
     assert_eq!(tree["/w/out"].2, 2050);
     assert_eq!(tree["/in.txt"].2, 1);

@@ -13,6 +13,7 @@ use std::io::Write as _;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
+use tidemill_client::Server;
 use tidemill_log::{FileName, names_in};
 use tidemill_remote::{Error as StoreError, PathType, Remote, StoreFile, StoreWriter};
 use tidemill_wire::v1;
@@ -133,6 +134,14 @@ impl BackupFile {
         Ok(())
     }
 
+    /// Removes an incomplete file.
+    async fn abort(self) {
+        match self {
+            Self::Local(_, part, _) => _ = std::fs::remove_file(part),
+            Self::Stored(writer) => writer.abort().await,
+        }
+    }
+
     async fn finish(self) -> anyhow::Result<()> {
         match self {
             Self::Local(file, part, path) => {
@@ -140,6 +149,58 @@ impl BackupFile {
                 std::fs::rename(part, path)?;
             }
             Self::Stored(writer) => _ = writer.finish().await?,
+        }
+        Ok(())
+    }
+}
+
+/// Copied files of a backup.
+#[derive(Default)]
+struct Copied {
+    files: u64,
+    bytes: u64,
+    /// Moment of the last copied state, in nanoseconds since the epoch.
+    time: i64,
+    /// File that is incomplete.
+    writing: Option<(FileName, BackupFile)>,
+}
+
+impl Copied {
+    /// Writes the files that the server sends.
+    async fn receive(
+        &mut self,
+        pieces: &mut tonic::Streaming<v1::LogPiece>,
+        (server, place, progress): (&Server, &BackupPlace, &Progress),
+    ) -> anyhow::Result<()> {
+        while let Some(piece) = pieces
+            .message()
+            .await
+            .map_err(|status| server.explain(status))?
+        {
+            let name: FileName = piece
+                .name
+                .parse()
+                .map_err(|()| anyhow::anyhow!("the server sent a file with an unknown name"))?;
+            if self
+                .writing
+                .as_ref()
+                .is_none_or(|(known, _)| *known != name)
+            {
+                self.writing = Some((name, place.begin(name).await?));
+            }
+            let count = piece.content.len() as u64;
+            if let Some((_, file)) = &mut self.writing {
+                file.write(piece.content.into()).await?;
+            }
+            self.bytes += count;
+            progress.add(count);
+            self.time = piece.time_ns;
+            if piece.last
+                && let Some((_, file)) = self.writing.take()
+            {
+                file.finish().await?;
+                self.files += 1;
+            }
         }
         Ok(())
     }
@@ -154,33 +215,20 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     let request = v1::BackupRequest { known };
     let mut pieces = server.answer(server.cluster().backup(request).await)?;
     let progress = Progress::new(context, 0);
-    let (mut files, mut bytes, mut time) = (0, 0, 0);
-    let mut writing: Option<(FileName, BackupFile)> = None;
-    while let Some(piece) = pieces
-        .message()
-        .await
-        .map_err(|status| server.explain(status))?
-    {
-        let name: FileName = piece
-            .name
-            .parse()
-            .map_err(|()| anyhow::anyhow!("the server sent a file with an unknown name"))?;
-        let (_, mut file) = match writing.take().filter(|(known, _)| *known == name) {
-            Some(one) => one,
-            None => (name, place.begin(name).await.with_context(at)?),
-        };
-        let count = piece.content.len() as u64;
-        file.write(piece.content.into()).await.with_context(at)?;
-        bytes += count;
-        progress.add(count);
-        time = piece.time_ns;
-        if piece.last {
-            file.finish().await.with_context(at)?;
-            files += 1;
-        } else {
-            writing = Some((name, file));
-        }
+    let mut copied = Copied::default();
+    let received = copied
+        .receive(&mut pieces, (&server, &place, &progress))
+        .await;
+    let left = copied.writing.take();
+    if let Some((_, file)) = left {
+        file.abort().await;
+        received.with_context(at)?;
+        anyhow::bail!("the server sent only a part of a file");
     }
+    received.with_context(at)?;
+    let Copied {
+        files, bytes, time, ..
+    } = copied;
     place.sync().with_context(at)?;
     let text = match files {
         0 => "nothing has changed since the last backup".into(),

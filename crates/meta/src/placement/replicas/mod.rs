@@ -308,6 +308,25 @@ pub fn insert(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     execute(db, sql, params![object.cast_signed(), node])
 }
 
+/// Returns whether the first replica of an object is on a node of `given` that does not hold the object.
+pub fn is_misplaced(
+    db: &Connection,
+    object: u64,
+    (holders, given): (&[u32], &[u32]),
+) -> Result<bool, Fault> {
+    let sql = "SELECT node FROM held WHERE object = ?1 AND removed = 0";
+    let first = find(db, sql, [object.cast_signed()], |row| row.get::<_, i64>(0))?;
+    let first = first.and_then(|first| u32::try_from(first).ok());
+    Ok(first.is_some_and(|first| given.contains(&first) && !holders.contains(&first)))
+}
+
+/// Makes a node that holds an object the node of the first replica.
+pub fn place_on(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
+    insert(db, object, node)?;
+    switch_first(db, object, node)?;
+    settle(db, object)
+}
+
 /// Records that a label is to create a replica on a node, or to recreate the node's corrupt replica. Does nothing if the version was deleted
 /// in the meantime.
 pub fn begun(db: &Connection, object: u64, node: NodeId) -> Result<(), Fault> {

@@ -237,6 +237,40 @@ fn file_that_moved_after_the_end_of_the_log_is_found() {
 }
 
 #[test]
+fn recovery_on_full_device_leaves_nothing_and_succeeds_with_space() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    cluster.sh("mkdir d && for i in $(seq 50); do echo $i > d/$i; done");
+    cluster.wait_for_copies();
+    cluster.lose_server();
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
+    let server = cluster.path("server");
+    let device = Device::new(server.clone(), "64m");
+    device.fill();
+    let directory = server.display().to_string();
+    let to_full = [&["server", "recover", "--data-dir", &directory], &nodes[..]].concat();
+    let refused = cluster.run(&to_full);
+    assert!(
+        !refused.ok && refused.err.contains("space"),
+        "{}",
+        refused.err
+    );
+    let left = std::fs::read_dir(&server).unwrap().flatten();
+    let left = left.map(|entry| entry.file_name().into_string().unwrap());
+    let left: Vec<_> = left.filter(|name| name.contains("server.db")).collect();
+    assert_eq!(left, [""; 0]);
+    device.free();
+    assert_eq!(cluster.recover(&nodes)["incomplete"], false);
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("ls d | wc -l; cat d/50"), "50\n50\n");
+    cluster.kill_mount();
+    cluster.kill_server();
+    drop(device);
+}
+
+#[test]
 fn backup_is_incremental_and_restores_an_earlier_moment() {
     let Some(mut cluster) = Cluster::with(options()) else {
         return;

@@ -119,8 +119,7 @@ impl Objects {
         let request =
             base(remote, Method::POST, "/ranges").header("content-type", "application/json");
         let response = self.send(remote, request, body.into()).await?;
-        let body = response.into_body().collect().await;
-        let mut rest = body.map_err(|error| lost(remote, &error))?.to_bytes();
+        let mut rest = body_of(remote, response).await?;
         let mut parts = Vec::with_capacity(ranges.len());
         for range in ranges {
             let length = usize::try_from(range.end - range.start).unwrap_or(usize::MAX);
@@ -253,14 +252,14 @@ impl Objects {
             .map(drop)
     }
 
-    /// Creates a sealed object from a file in the backend of the node. Returns the object's length in bytes.
+    /// Creates a sealed object from a file in the backend of the node.
     ///
     /// # Errors
     /// The node cannot be reached or refuses the request.
-    pub async fn make_stub(&self, remote: &ObjectAddress, path: &str) -> Result<u64, Error> {
+    pub async fn make_stub(&self, remote: &ObjectAddress, path: &str) -> Result<(), Error> {
         let request = base(remote, Method::POST, "/backend");
         let response = self.send_work(remote, request, Bytes::from(path.to_owned()));
-        size_of(remote, response.await?, "make_stub").await
+        response.await.map(drop)
     }
 
     /// Calls `fallocate(2)` on an unsealed object. Returns the object's length in bytes.
@@ -320,8 +319,7 @@ impl Objects {
     async fn work(&self, remote: &ObjectAddress, path: &str, order: Bytes) -> Result<Bytes, Error> {
         let request = base(remote, Method::POST, path);
         let response = self.send_work(remote, request, order).await?;
-        let body = response.into_body().collect().await;
-        Ok(body.map_err(|error| lost(remote, &error))?.to_bytes())
+        body_of(remote, response).await
     }
 
     /// Opens a dedicated connection to the node of an object. Only the node and the caller know the protocol of the connection.
@@ -446,8 +444,7 @@ impl Objects {
             .header(CAPABILITY_HEADER, capability)
             .header("content-type", "application/json");
         let response = self.send_work(&remote, request, body.into()).await?;
-        let body = response.into_body().collect().await;
-        Ok(body.map_err(|error| lost(&remote, &error))?.to_bytes())
+        body_of(&remote, response).await
     }
 
     /// Reads a corrupt object, like [`Self::read_all`].
@@ -476,8 +473,7 @@ impl Objects {
             .uri(format!("{}/objects?directory={directory}", address(remote)))
             .header(CAPABILITY_HEADER, route::hex(&remote.capability));
         let response = self.send(remote, request, Bytes::new()).await?;
-        let body = response.into_body().collect().await;
-        let bytes = body.map_err(|error| lost(remote, &error))?.to_bytes();
+        let bytes = body_of(remote, response).await?;
         serde_json::from_slice(&bytes).map_err(|_| Error::Answer("list"))
     }
 

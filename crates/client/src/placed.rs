@@ -33,7 +33,7 @@ impl Transfer {
         put: impl FnOnce(ObjectId) -> F,
     ) -> Result<Option<ObjectId>, Error>
     where
-        F: Future<Output = Result<u64, Error>>,
+        F: Future<Output = Result<(), Error>>,
     {
         let opened = match self.open_spot(spot).await {
             Ok(opened) => opened,

@@ -10,7 +10,6 @@ use super::placement::{self, removals, replicas};
 use super::rules;
 use super::shared::NamesShared;
 use super::transaction::Tx;
-use super::version;
 use super::vnode::{InodeRecord, NO_NODE};
 use crate::Connection;
 use crate::query::{execute, find, unsigned};
@@ -94,18 +93,7 @@ impl Tx<'_> {
 
     /// Makes sealed objects the parts of a version.
     pub(crate) fn lay_out(&self, object: ObjectId, striped: &StripedLayout) -> Result<(), Fault> {
-        self.shared.set_parts();
-        insert_layout(self.db, object.0, striped.unit, 0)?;
-        for (index, part) in (0_u32..).zip(&striped.parts) {
-            let row = PartRow {
-                object: part.object.0,
-                node: part.replicas.first().map_or(0, |replica| replica.node.0),
-                size: Some(part.size),
-            };
-            insert_part(self.db, object.0, index, row)?;
-            removals::cancel(self.db, row.object, row.node.into())?;
-        }
-        Ok(())
+        insert_parts(self.db, self.shared, object.0, (striped, true))
     }
 
     /// Returns the layout of a version for a client, with capabilities for the parts; `None` for a version that is one object. With
@@ -474,17 +462,29 @@ pub fn lay_out_written(
     object: u64,
     striped: &StripedLayout,
 ) -> Result<(), Fault> {
+    insert_parts(db, shared, object, (striped, false))?;
+    super::version::set_writing_node(db, object, NO_NODE)
+}
+
+/// Inserts the layout of a version and its parts. Queued removals of the parts from their nodes are cancelled.
+fn insert_parts(
+    db: &Connection,
+    shared: &NamesShared,
+    object: u64,
+    (striped, sealed): (&StripedLayout, bool),
+) -> Result<(), Fault> {
     shared.set_parts();
     insert_layout(db, object, striped.unit, 0)?;
     for (index, part) in (0_u32..).zip(&striped.parts) {
         let row = PartRow {
             object: part.object.0,
             node: part.replicas.first().map_or(0, |replica| replica.node.0),
-            size: None,
+            size: sealed.then_some(part.size),
         };
         insert_part(db, object, index, row)?;
+        removals::cancel(db, row.object, row.node.into())?;
     }
-    version::set_writing_node(db, object, NO_NODE)
+    Ok(())
 }
 
 /// Records the size of a part that was sealed.

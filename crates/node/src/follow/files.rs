@@ -290,11 +290,10 @@ impl FollowedFiles {
         };
         let known = self.known.clone();
         let put = |object| async move {
-            let size = placed.size;
             let put = tokio::task::spawn_blocking(move || known.follow(object, placed)).await;
             let put = put.map_err(std::io::Error::other);
             let put = put.and_then(|put| put.map_err(std::io::Error::other));
-            put.map(|()| size).map_err(|source| Error::Local {
+            put.map_err(|source| Error::Local {
                 path: path.to_owned(),
                 source,
             })

@@ -149,7 +149,7 @@ pub(super) fn add(
         .partition(|version| version.object.task == 0);
     let mut adding = Adding {
         names,
-        made: MadeDirectories::default(),
+        made: MadeDirectories::of(names)?,
         replaces: since.is_some(),
     };
     for versions in [of_clients, of_tasks] {
@@ -255,15 +255,19 @@ impl Adding<'_> {
         };
         let parent = object.path.get(..split.unwrap_or(0)).unwrap_or_default();
         let parent = if parent.is_empty() { b"/" } else { parent };
-        match resolve(self.names, &creator, parent)? {
-            Some(parent) => create(
-                self.names,
-                &creator,
-                (version, ino, 0o777),
-                (parent, name.to_vec()),
-            ),
-            None => Ok(false),
-        }
+        let resolve = v1::Resolve {
+            path: parent.to_vec(),
+            ..v1::Resolve::default()
+        };
+        let found = answer(self.names, &creator, Op::Resolve(resolve))?;
+        let Some(Answer::Entry(v1::Entry {
+            attr: Some(attr), ..
+        })) = found
+        else {
+            return Ok(false);
+        };
+        let place = (attr.ino, name.to_vec());
+        create(self.names, &creator, (version, ino, 0o777), place)
     }
 }
 
@@ -336,11 +340,24 @@ fn create(
     Ok(false)
 }
 
-/// Directories that a recovery has made for files, each with the owner of all files below; `None` if there are several owners.
-#[derive(Debug, Default)]
-struct MadeDirectories(BTreeMap<Vec<u8>, Option<(u32, u32)>>);
+/// Directories that a recovery makes for files.
+struct MadeDirectories {
+    /// Owner of the root directory, and so of each directory until the owners of all files below are known.
+    root: (u32, u32),
+    /// New directories outside of `/lost+found` itself, each with the owner of all files below; `None` if there are several owners.
+    new: BTreeMap<u64, Option<(u32, u32)>>,
+}
 
 impl MadeDirectories {
+    fn of(names: &SqliteNames) -> Result<Self, Fault> {
+        let root = |db: &Connection| InodeRecord::get(db, Inode::ROOT.0);
+        let root = names.database().read(root)?;
+        Ok(Self {
+            root: (root.uid, root.gid),
+            new: BTreeMap::new(),
+        })
+    }
+
     /// Makes the missing directories of a file's path, without following a symbolic link. Returns the inode of the file's directory and the
     /// name there; `None` if a file or link is on the way.
     fn make(
@@ -349,54 +366,70 @@ impl MadeDirectories {
         file: &[u8],
         owner: (u32, u32),
     ) -> Result<Option<(u64, Vec<u8>)>, Fault> {
-        let lost = file.starts_with(LOST);
-        let root = |db: &Connection| InodeRecord::get(db, Inode::ROOT.0);
-        let root = names.database().read(root)?.uid;
+        let below = file.strip_prefix(LOST);
+        let lost = below.is_some_and(|below| below.starts_with(b"/"));
         let mut at = Inode::ROOT.0;
-        let mut end = 0;
         let inner = file.strip_prefix(b"/").unwrap_or(file);
         let mut parts = inner.split(|&byte| byte == b'/').peekable();
         while let Some(name) = parts.next() {
             if parts.peek().is_none() {
                 return Ok(Some((at, name.to_vec())));
             }
-            end += name.len() + 1;
-            let path = file.get(..end).unwrap_or(file);
             let child = |db: &Connection| InodeRecord::child(db, at, name);
             at = match names.database().read(child)? {
                 // Another owner could change a file there, and the file's owner might not reach it.
-                Some(directory) if lost && ![root, owner.0].contains(&directory.uid) => {
+                Some(directory) if lost && ![self.root.0, owner.0].contains(&directory.uid) => {
                     return Ok(None);
                 }
                 Some(directory) if directory.is_dir() => {
-                    if let Some(known) = self.0.get_mut(path) {
+                    if let Some(known) = self.new.get_mut(&directory.ino) {
                         *known = known.filter(|known| *known == owner);
                     }
                     directory.ino
                 }
                 Some(_) => return Ok(None),
-                None => match make_directory(names, at, name)? {
-                    Some(ino) => {
-                        self.0.insert(path.to_vec(), Some(owner));
-                        ino
+                None => {
+                    let Some(ino) = self.make_one(names, at, name)? else {
+                        return Ok(None);
+                    };
+                    if !(lost && at == Inode::ROOT.0) {
+                        self.new.insert(ino, Some(owner));
                     }
-                    None => return Ok(None),
-                },
+                    ino
+                }
             };
         }
         Ok(None)
     }
 
+    /// Makes a directory that belongs to the owner of the root directory. Returns its inode.
+    fn make_one(
+        &self,
+        names: &SqliteNames,
+        parent: u64,
+        name: &[u8],
+    ) -> Result<Option<u64>, Fault> {
+        let ino = |db: &Connection| ids::reserve(db, "inode", 1);
+        let ino = names.database().write_blocking(ino)?;
+        let create = v1::Create {
+            parent,
+            name: name.to_vec(),
+            kind: Kind::Directory.into(),
+            mode: 0o755,
+            ino,
+            uid: self.root.0,
+            gid: self.root.1,
+            ..v1::Create::default()
+        };
+        let made = apply(names, &Caller::root(), Op::Create(create))?;
+        Ok(made.then_some(ino))
+    }
+
     /// Gives each directory to the owner of all files below it. Until then, only the owner of the root directory may write there.
     fn give_to_owners(&mut self, names: &SqliteNames) -> Result<(), Fault> {
-        for (path, owner) in std::mem::take(&mut self.0) {
+        for (ino, owner) in std::mem::take(&mut self.new) {
             // Several owners need the directory. The former mode of the directory of one owner is not known.
-            let Some((uid, gid)) = owner.filter(|_| path != LOST) else {
-                continue;
-            };
-            let Some(ino) = resolve(names, &Caller::root(), &path)? else {
-                continue;
-            };
+            let Some((uid, gid)) = owner else { continue };
             let set = v1::SetAttr {
                 ino,
                 mode: Some(0o700),
@@ -408,40 +441,6 @@ impl MadeDirectories {
         }
         Ok(())
     }
-}
-
-/// Returns the inode of a directory that the caller can reach.
-fn resolve(names: &SqliteNames, caller: &Caller, path: &[u8]) -> Result<Option<u64>, Fault> {
-    let resolve = v1::Resolve {
-        path: path.to_vec(),
-        follow: false,
-        advise: false,
-    };
-    let found = answer(names, caller, Op::Resolve(resolve))?;
-    Ok(match found {
-        Some(Answer::Entry(entry)) => entry.attr.map(|attr| attr.ino),
-        _ => None,
-    })
-}
-
-/// Makes a directory that belongs to the owner of the root directory. Returns its inode.
-fn make_directory(names: &SqliteNames, parent: u64, name: &[u8]) -> Result<Option<u64>, Fault> {
-    let root = |db: &Connection| InodeRecord::get(db, Inode::ROOT.0);
-    let root = names.database().read(root)?;
-    let ino = |db: &Connection| ids::reserve(db, "inode", 1);
-    let ino = names.database().write_blocking(ino)?;
-    let create = v1::Create {
-        parent,
-        name: name.to_vec(),
-        kind: Kind::Directory.into(),
-        mode: 0o755,
-        ino,
-        uid: root.uid,
-        gid: root.gid,
-        ..v1::Create::default()
-    };
-    let made = apply(names, &Caller::root(), Op::Create(create))?;
-    Ok(made.then_some(ino))
 }
 
 /// Returns a path in `/lost+found` that no other file gets.

@@ -18,6 +18,7 @@ return wrong data. Prints one JSON line; the exit status is 1 if acknowledged da
 """
 import argparse
 import collections
+import ctypes
 import errno
 import hashlib
 import json
@@ -39,6 +40,7 @@ QUIET_S = 3  # until the nodes have the log of the last change
 # Allowed errors while a process is offline (docs/semantics.md); any other error is a finding.
 OFFLINE = {errno.ECOMM, errno.EHOSTUNREACH, errno.ENOTCONN, errno.ETIMEDOUT, errno.EIO, errno.EINTR, errno.ECONNABORTED}
 BUSY = {errno.ETXTBSY}
+CLONE_FILES = 0x400
 # The directory below a missing mount is empty and read-only.
 BARE = {errno.ENOENT, errno.EPERM, errno.EACCES}
 
@@ -183,6 +185,10 @@ class Load:
 
     def guard(self, work, *args):
         try:
+            # A process that another thread starts would have this thread's files open, too: a closed file would not be closed yet, and
+            # the start of a node could wait for the close of a file on that node.
+            if ctypes.CDLL(None, use_errno=True).unshare(CLONE_FILES) != 0:
+                raise OSError(ctypes.get_errno(), "unshare")
             work(*args)
         except Exception as error:  # a bug of this script must not look like success
             self.wrong.append(f"{work.__name__}{args}: {error!r}")

@@ -2,14 +2,16 @@
 """Kills, stops and starts the processes of a cluster at random while programs write, replace, append, remove and
 read files and jobs run. Then checks that all acknowledged data exists, on every mount and for the client.
 
-    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart,lose] [--victims server,node,mount]
-              [--stage-out] [--backend] [--hooks]
+    faults.py [--binary PATH] [--faults N] [--seed N] [--kinds kill,stop,restart,lose] [--victims server,node,mount,nats]
+              [--stage-out] [--backend] [--hooks] [--standby]
 
 The kind `lose` kills the server and removes its directory, as if its host were lost, and recovers the database from the log on the
 nodes. The programs pause before it, since the log of the last half second may be lost. With --stage-out the first node is of the burst tier. All files are staged out from it again and again, and each fault happens
 during a stage-out. With --backend the last node has its files in an external store, a directory. At the end all files must
 be staged out, and the tier must be empty. With --hooks each version is mapped while it is written; at the end each file's
-result must be that of its bytes.
+result must be that of its bytes. With --standby the cluster has two servers with a log in three NATS servers (`nats-server` on the path, or
+$NATS_SERVER); no program may get an error because of a server or a NATS server, and the pauses of a program that makes directories are
+reported.
 
 The script checks these guarantees (docs/semantics.md): every later read sees the data that close, fsync, rename or a
 finished job acknowledged. A file whose writer was interrupted has its old content or the content written so far. A file
@@ -26,6 +28,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -67,16 +70,37 @@ class Process:
             return False
 
 
+def ports(count):
+    """Returns TCP ports that are free now."""
+    bound = [socket.socket() for _ in range(count)]
+    for one in bound:
+        one.bind(("127.0.0.1", 0))
+    found = [one.getsockname()[1] for one in bound]
+    for one in bound:
+        one.close()
+    return found
+
+
 class Cluster:
-    def __init__(self, binary, work, nodes, stage_out=False, backend=False):
+    def __init__(self, binary, work, nodes, stage_out=False, backend=False, standby=False):
         self.binary, self.work, self.stage_out = binary, work, stage_out
-        self.server = Process("server", [], "")
-        socket = f"unix:{work}/server/server.sock"
-        common = ["--server", socket, "--token-file", f"{work}/server/token"]
+        server = f"unix:{work}/server/server.sock"
         log = lambda name: f"{work}/{name}.log"
+        serve = ["server", "run", *(["--stage-out-after", "1s"] if stage_out else [])]
+        self.nats, self.standby = [], None
+        listen = ["127.0.0.1:0"]
+        if standby:
+            nats, routes, own = ports(3), ports(3), ports(2)
+            listen = [f"127.0.0.1:{port}" for port in own]
+            server = ",".join(f"https://{address}" for address in listen)
+            serve += ["--log", ",".join(f"nats://127.0.0.1:{port}" for port in nats) + "?replicas=3"]
+            for n in range(3):
+                self.nats.append(Process(f"nats-{n}", self.nats_command(n, nats, routes), log(f"nats-{n}")))
+        common = ["--server", server, "--token-file", f"{work}/server/token"]
         make = lambda name, *args: Process(name, [binary, *args, *common], log(name))
-        after = ["--stage-out-after", "1s"] if stage_out else []
-        self.server = make("server", "server", "run", "--data-dir", f"{work}/server", "--listen", "127.0.0.1:0", *after)
+        self.server = make("server", *serve, "--data-dir", f"{work}/server", "--listen", listen[0])
+        if standby:
+            self.standby = make("standby", *serve, "--data-dir", f"{work}/standby", "--listen", listen[1])
         more = {n: [] for n in range(nodes)}
         if stage_out:
             more[0] += ["--tier", "burst"]
@@ -94,9 +118,26 @@ class Cluster:
         self.common = common
         self.bare = set()  # missing mounts
 
+    def nats_command(self, n, clients, routes):
+        config = f"{self.work}/nats-{n}.conf"
+        with open(config, "w") as out:
+            out.write(
+                f'server_name: n{n}\nlisten: "127.0.0.1:{clients[n]}"\n'
+                f'jetstream {{ store_dir: "{self.work}/nats-{n}", sync_interval: always }}\n'
+                f'cluster {{ name: log, listen: "127.0.0.1:{routes[n]}", '
+                f'routes: [{", ".join(f"nats-route://127.0.0.1:{port}" for port in routes)}] }}\n'
+            )
+        return [os.environ.get("NATS_SERVER", "nats-server"), "-c", config]
+
     def start(self):
+        for nats in self.nats:
+            nats.start()
         self.server.start()
         self.wait("the server", lambda: self.status() is not None)
+        if self.standby:
+            os.mkdir(f"{self.work}/standby")
+            shutil.copy(f"{self.work}/server/cluster.key", f"{self.work}/standby/cluster.key")
+            self.standby.start()
         for node in self.nodes:
             node.start()
         self.wait("the nodes", lambda: sum(e["up"] for e in self.status()["nodes"]) == len(self.nodes))
@@ -113,7 +154,7 @@ class Cluster:
             if mount.child and mount.child.poll() is None:
                 mount.kill()
             self.detach(name)
-        for process in [*self.nodes, self.server]:
+        for process in [*self.nodes, self.server, *filter(None, [self.standby]), *self.nats]:
             if process.child and process.child.poll() is None:
                 process.kill()
 
@@ -166,7 +207,7 @@ class Load:
         self.quiet = threading.Event()  # while programs pause
         self.counts, self.errors, self.wrong = collections.Counter(), collections.Counter(), []
         self.files = {}
-        self.threads = []
+        self.threads, self.pauses = [], []
         self.staging_out = threading.Event()
         if cluster.stage_out:
             self.spawn(self.stage_out)
@@ -179,6 +220,8 @@ class Load:
         for mount in "ab":
             self.spawn(self.read, mount)
         self.spawn(self.jobs)
+        if cluster.standby:
+            self.spawn(self.directories)
 
     def spawn(self, work, *args):
         self.threads.append(threading.Thread(target=self.guard, args=(work, *args), daemon=True))
@@ -313,6 +356,21 @@ class Load:
                 return True
         return False
 
+    def directories(self):
+        """Makes and removes directories, and notes the pauses."""
+        path, last = self.path("b", "pauses"), time.monotonic()
+        while not self.over.is_set():
+            for change in (os.mkdir, os.rmdir):
+                try:
+                    change(path)
+                except OSError as error:
+                    if "b" not in self.cluster.bare:
+                        self.wrong.append(f"{change.__name__}: {error.strerror}")
+                    time.sleep(0.2)
+                self.pauses.append(time.monotonic() - last)
+                last += self.pauses[-1]
+            time.sleep(0.02)
+
     def jobs(self):
         script = f"{self.cluster.work}/job.conf"
         names = [name for name in self.files]
@@ -431,7 +489,9 @@ def fault(cluster, rng, kinds, victims, load):
     """Causes one fault, and ends it."""
     candidates = []
     if "server" in victims:
-        candidates.append(cluster.server)
+        candidates += filter(None, [cluster.server, cluster.standby])
+    if "nats" in victims:
+        candidates += cluster.nats
     if "node" in victims:
         candidates += cluster.nodes
     if "mount" in victims:
@@ -471,6 +531,7 @@ def main():
     parser.add_argument("--pause", type=float, default=2.0, help="maximum seconds between faults")
     parser.add_argument("--stage-out", action="store_true", help="make the first node one of the burst tier, which always stages out")
     parser.add_argument("--backend", action="store_true", help="store the files of the last node in an external directory")
+    parser.add_argument("--standby", action="store_true", help="two servers with a log in three NATS servers")
     parser.add_argument("--hooks", action="store_true", help="map each version by a hook")
     parser.add_argument("--work", help="empty work directory; kept after a failure")
     args = parser.parse_args()
@@ -478,8 +539,8 @@ def main():
     os.chmod(work, 0o755)
     print(f"faults: seed {args.seed}, cluster in {work}", file=sys.stderr)
     rng = random.Random(args.seed)
-    cluster = Cluster(os.path.abspath(args.binary), work, args.nodes, args.stage_out, args.backend)
-    began, done = time.time(), collections.Counter()
+    cluster = Cluster(os.path.abspath(args.binary), work, args.nodes, args.stage_out, args.backend, args.standby)
+    began, done, pauses = time.time(), collections.Counter(), collections.defaultdict(list)
     try:
         cluster.start()
         if args.hooks:
@@ -494,7 +555,13 @@ def main():
             if args.stage_out:
                 load.staging_out.wait(SETTLE_S)
                 time.sleep(rng.random() * 0.3)
-            done[fault(cluster, rng, args.kinds.split(","), args.victims.split(","), load)] += 1
+            before = len(load.pauses)
+            cause = fault(cluster, rng, args.kinds.split(","), args.victims.split(","), load)
+            done[cause] += 1
+            if args.standby:
+                # The leader must know its standby, or the NATS servers their third one, before the next fault.
+                time.sleep(6)
+                pauses[cause.split("-")[0]].append(max(load.pauses[before:], default=0))
             if load.wrong:
                 break
             if number % 20 == 19:
@@ -513,6 +580,8 @@ def main():
             load.check()
         if args.hooks:
             load.check_hooks()
+        if args.standby and not {"node", "mount"} & set(args.victims.split(",")) and load.errors:
+            load.wrong.append(f"programs got errors: {dict(load.errors)}")
     finally:
         cluster.stop()
     result = {
@@ -522,6 +591,7 @@ def main():
         "operations": dict(load.counts),
         "errors": dict(load.errors),
         "by": dict(done),
+        "pauses": {cause: [round(pause, 2) for pause in sorted(found)] for cause, found in pauses.items()},
         "wrong": load.wrong[:20],
     }
     print(json.dumps(result))

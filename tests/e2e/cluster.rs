@@ -40,6 +40,8 @@ pub(crate) struct Options {
     pub(crate) server_args: Vec<String>,
     /// Environment variables of `tidemill mount`.
     pub(crate) mount_env: Vec<(&'static str, String)>,
+    /// Address of the servers, if a test starts them itself.
+    pub(crate) endpoint: Option<String>,
 }
 
 impl Default for Options {
@@ -57,6 +59,7 @@ impl Default for Options {
             node_args: Vec::new(),
             server_args: Vec::new(),
             mount_env: Vec::new(),
+            endpoint: None,
         }
     }
 }
@@ -81,22 +84,8 @@ impl Cluster {
 
     /// Starts a cluster; `prepare` may change the directory before any process starts in it.
     pub(crate) fn prepared(options: Options, prepare: impl FnOnce(&Self)) -> Option<Self> {
-        if !can_mount() {
-            return None;
-        }
-        let directory = tempfile::Builder::new()
-            .prefix("tidemill-e2e-")
-            .tempdir()
-            .unwrap();
         let count = options.nodes;
-        let mut cluster = Self {
-            directory,
-            server: None,
-            nodes: Vec::new(),
-            mount: None,
-            options,
-            listen: "127.0.0.1:0".into(),
-        };
+        let mut cluster = Self::without_server(options)?;
         prepare(&cluster);
         cluster.start_server();
         cluster.nodes.resize_with(count, || None);
@@ -108,6 +97,25 @@ impl Cluster {
             cluster.start_mount();
         }
         Some(cluster)
+    }
+
+    /// Makes the directory of a cluster, without any process.
+    pub(crate) fn without_server(options: Options) -> Option<Self> {
+        if !can_mount() {
+            return None;
+        }
+        let directory = tempfile::Builder::new()
+            .prefix("tidemill-e2e-")
+            .tempdir()
+            .unwrap();
+        Some(Self {
+            directory,
+            server: None,
+            nodes: Vec::new(),
+            mount: None,
+            options,
+            listen: "127.0.0.1:0".into(),
+        })
     }
 
     pub(crate) fn path(&self, relative: &str) -> PathBuf {
@@ -146,6 +154,9 @@ impl Cluster {
     }
 
     fn endpoint(&self) -> String {
+        if let Some(endpoint) = &self.options.endpoint {
+            return endpoint.clone();
+        }
         if self.options.remote && self.path("server/address").exists() {
             return self.address();
         }
@@ -565,7 +576,7 @@ pub(crate) fn wait(what: &str, mut ready: impl FnMut() -> bool) {
     }
 }
 
-fn spawn(command: &mut Command, log: &Path) -> Child {
+pub(crate) fn spawn(command: &mut Command, log: &Path) -> Child {
     let log = std::fs::File::options()
         .create(true)
         .append(true)

@@ -186,6 +186,67 @@ fn file_that_was_sealed_after_the_end_of_the_log_is_added() {
 }
 
 #[test]
+fn file_that_was_open_at_the_end_of_the_log_is_sealed() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    let nodes = cluster.all_nodes();
+    let nodes = nodes.each_ref().map(String::as_str);
+    let mut file = std::fs::File::create(cluster.at("late")).unwrap();
+    std::io::Write::write_all(&mut file, b"late").unwrap();
+    Cluster::wait_for_log();
+    drop(file);
+    wait("the file is sealed", || {
+        cluster.run(&["cat", "/late"]).out == "late"
+    });
+    // The mount lives on. The lost server has acknowledged the seal.
+    cluster.kill_server();
+    std::fs::remove_dir_all(cluster.path("server")).unwrap();
+    cluster.recover(&nodes);
+    cluster.start_server();
+    cluster.wait_for_nodes(3);
+    assert_eq!(cluster.run(&["cat", "/late"]).out, "late");
+    assert_eq!(cluster.sh("cat late"), "late");
+}
+
+#[test]
+fn restored_files_without_bytes_are_named() {
+    let Some(mut cluster) = Cluster::with(options()) else {
+        return;
+    };
+    let nodes = cluster.all_nodes();
+    cluster.sh("mkdir d && echo gone > d/gone && echo kept > d/kept");
+    Cluster::wait_for_log();
+    let until = cluster.sh("date -u +%FT%T");
+    let until = until.trim();
+    std::thread::sleep(std::time::Duration::from_secs(1));
+    let gone = cluster.object_files("/d/gone");
+    cluster.sh("rm d/gone");
+    wait("the bytes are removed", || {
+        gone.iter().all(|file| !file.exists())
+    });
+    Cluster::wait_for_log();
+    cluster.lose_server();
+    let server = cluster.path("server").display().to_string();
+    let mut args = vec![
+        "--json",
+        "server",
+        "recover",
+        "--data-dir",
+        &server,
+        "--until",
+        until,
+    ];
+    args.extend(nodes.iter().map(String::as_str));
+    let printed = cluster.run(&args);
+    assert_eq!(printed.code, Some(1), "{}{}", printed.out, printed.err);
+    let recovered: Value = serde_json::from_str(&printed.out).unwrap();
+    assert_eq!(recovered["missing"], serde_json::json!(["/d/gone"]));
+    cluster.continue_with(3);
+    assert_eq!(cluster.sh("cat d/kept"), "kept\n");
+}
+
+#[test]
 fn file_that_moved_after_the_end_of_the_log_is_found() {
     let options = Options {
         nodes: 3,

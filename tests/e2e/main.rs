@@ -71,6 +71,8 @@ mod servers;
 #[path = "../../crates/remote/tests/stand_in/mod.rs"]
 #[allow(dead_code, reason = "tests of the stores need more of it")]
 mod stand_in;
+#[cfg(feature = "nats")]
+mod standby;
 mod states;
 mod store;
 mod stores;

@@ -71,6 +71,8 @@ pub(crate) struct ServerSection {
     pub(crate) scrub_every: Option<OrOff<TimeLength>>,
     pub(crate) migration_rate: Option<ByteSize>,
     pub(crate) queue: Option<QueueText>,
+    pub(crate) log: Option<QueueText>,
+    pub(crate) standby: Option<bool>,
     pub(crate) stage_out_after: Option<TimeLength>,
     pub(crate) evict_above: Option<u8>,
     pub(crate) evict_to: Option<u8>,

@@ -251,12 +251,12 @@ impl CommandContext {
     pub(crate) fn credential(&self, endpoint: &Endpoint) -> anyhow::Result<Option<Credential>> {
         match endpoint {
             Endpoint::Unix(_) => return Ok(None),
-            Endpoint::Http(url) => anyhow::ensure!(
+            plain if plain.is_plain() => anyhow::ensure!(
                 !self.tls(),
-                "no TLS: {url} would send the cluster's token over the network for all to read; write https://, \
+                "no TLS: {plain} would send the cluster's token over the network for all to read; write https://, \
                  or give --tls off if the server was started with it"
             ),
-            Endpoint::Https(_) => {}
+            _ => {}
         }
         Ok(Some(self.shown_credential()?))
     }

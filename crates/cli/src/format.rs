@@ -8,7 +8,7 @@ pub(crate) use tidemill_model::display::bytes;
 use tidemill_model::display::{civil, day_of};
 use tidemill_model::quantity::{self, QuantityError};
 use tidemill_model::replicas;
-use tidemill_server::queue::{AddressError, QueueLocation};
+use tidemill_server::queue::{Address, AddressError, QueueLocation};
 
 /// Number of bytes as people write it: `500MB`, `2GiB`, `1048576`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
@@ -146,8 +146,13 @@ impl QueueText {
     pub(crate) fn place(&self) -> Result<QueueLocation, AddressError> {
         match self.0.as_str() {
             "journal" => Ok(QueueLocation::Own),
-            address => address.parse().map(QueueLocation::Nats),
+            _ => self.address().map(QueueLocation::Nats),
         }
+    }
+
+    /// Parses the text as the address of NATS servers.
+    pub(crate) fn address(&self) -> Result<Address, AddressError> {
+        self.0.parse()
     }
 }
 

@@ -51,7 +51,7 @@ impl LocalNames {
                 endpoint: endpoint.clone(),
                 idle: Mutex::default(),
             }),
-            Endpoint::Https(_) | Endpoint::Http(_) => None,
+            Endpoint::Https(_) | Endpoint::Http(_) | Endpoint::Several(_) => None,
         }
     }
 

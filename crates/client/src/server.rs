@@ -1,7 +1,7 @@
 //! The control connection to the server (next: `server/src`).
 
 use crate::error::deepest;
-use crate::tls::{self, Connector, InnerProtocol, TlsProblem, Trust};
+use crate::tls::{self, Connector, InnerProtocol, SeveralConnector, TlsProblem, Trust};
 use crate::{Credential, Endpoint, Error, Objects};
 use std::error::Error as _;
 use std::sync::Arc;
@@ -30,6 +30,10 @@ const KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(10);
 
 /// Maximum time in which the server must answer a keep-alive request.
 const KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_secs(20);
+
+/// The same for a cluster of several servers, since another server may lead by then.
+const SEVERAL_KEEP_ALIVE: std::time::Duration = std::time::Duration::from_secs(1);
+const SEVERAL_KEEP_ALIVE_ANSWER: std::time::Duration = std::time::Duration::from_millis(1500);
 
 /// Number of entries of a directory in one request.
 const LIST_ENTRIES: u32 = 4096;
@@ -84,7 +88,7 @@ impl Server {
             problem,
         };
         let trust = ca.map(Trust::new).transpose().map_err(untrusted)?;
-        if trust.is_none() && matches!(endpoint, Endpoint::Https(_)) {
+        if trust.is_none() && !endpoint.urls().is_empty() && !endpoint.is_plain() {
             return Err(Error::NoCa(endpoint.to_string()));
         }
         let channel = open(endpoint, trust.as_ref())
@@ -401,6 +405,16 @@ async fn open(
                 .connect_with_connector(connector)
                 .await
         }
+        Endpoint::Several(urls) => {
+            let connector = Connector::new(trust, InnerProtocol::Http2, tls::SERVER);
+            let first = urls.first().cloned().unwrap_or_default();
+            let endpoint = tonic::transport::Endpoint::from_shared(first)?;
+            endpoint
+                .http2_keep_alive_interval(SEVERAL_KEEP_ALIVE)
+                .keep_alive_timeout(SEVERAL_KEEP_ALIVE_ANSWER)
+                .connect_with_connector(SeveralConnector::new(connector, urls))
+                .await
+        }
         Endpoint::Unix(path) => {
             let path = path.clone();
             let connector = tower::service_fn(move |_| {
@@ -439,7 +453,7 @@ fn lost(endpoint: &Endpoint, error: &(dyn std::error::Error + 'static)) -> Error
         };
     }
     let mut reason = deepest(error);
-    if matches!(endpoint, Endpoint::Http(_)) && !reason.contains("refused") {
+    if endpoint.is_plain() && !reason.contains("refused") {
         reason.push_str(" (a server that was not started with --tls off is reached by https://)");
     }
     Error::Unreachable {

@@ -75,6 +75,12 @@ impl LogKey {
         Self { key, id }
     }
 
+    /// Returns a text by which logs with this key are found. It reveals nothing of the key.
+    #[must_use]
+    pub fn id(&self) -> String {
+        format!("{:016x}", self.id)
+    }
+
     /// Returns the key of one file. The header, which no other file has, is a part of the key, so a changed header changes the key.
     fn of_file(&self, header: &[u8]) -> LessSafeKey {
         let key = blake3::keyed_hash(&self.key, header);

@@ -7,14 +7,21 @@
 //! A log begins with each start of the server, with a snapshot and a **term** that is higher than that of each earlier log.
 //! [docs/formats-log.md](../../../docs/formats-log.md) describes the files.
 
+mod database_file;
 mod file;
+mod follower;
 mod name;
 mod pages;
+mod replicator;
 mod restore;
 mod wal;
 mod writer;
 
 pub use file::{AttachedFile, FileProblem, LogKey};
+pub use follower::Follower;
 pub use name::{FileKind, FileName, names_in};
+pub use replicator::{
+    Deposed, Record, RecordBase, RecordSender, Replicator, ReplicatorSettings, SnapshotFile,
+};
 pub use restore::{RestoreError, Restored, restore};
 pub use writer::{Checkpoints, LogSettings, LogStatus, LogWriter};

@@ -1,11 +1,11 @@
 //! Restores a database from the files of a log.
 
-use crate::file::{AttachedFile, Chunk, FileProblem, FileReader, Header, LogKey, hash_of};
+use crate::database_file::DatabaseFile;
+use crate::file::{AttachedFile, FileProblem, FileReader, Header, LogKey};
 use crate::name::{FileKind, FileName, names_in};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io::{self, BufReader};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Database that was restored from a log.
@@ -88,9 +88,7 @@ pub fn restore(
     into: &Path,
 ) -> Result<Restored, RestoreError> {
     let copies = Copies::find(directories)?;
-    let mut options = OpenOptions::new();
-    options.write(true).read(true).create(true).truncate(true);
-    let database = options.mode(0o600).open(into);
+    let database = DatabaseFile::open(into, true);
     let mut restore = Restore {
         database: database.map_err(|source| io_error(into, source))?,
         path: into,
@@ -120,9 +118,8 @@ pub fn restore(
             continue;
         };
         let (header, segments) = restore.segments(&copies, header, &mut attached)?;
-        let pages = u64::from(header.pages) * u64::from(header.page_size);
-        let end = |file: &File| file.set_len(pages).and_then(|()| file.sync_all());
-        end(&restore.database).map_err(|source| io_error(into, source))?;
+        let ended = restore.database.end(&header);
+        ended.map_err(|source| io_error(into, source))?;
         return Ok(Restored {
             last: header.name,
             cluster: header.cluster,
@@ -181,7 +178,7 @@ impl Copies {
 }
 
 struct Restore<'a> {
-    database: File,
+    database: DatabaseFile,
     path: &'a Path,
     key: &'a LogKey,
     until: i64,
@@ -279,93 +276,8 @@ impl Restore<'_> {
         name: FileName,
         state: Option<&Header>,
     ) -> Result<Option<(Header, Vec<AttachedFile>)>, FileProblem> {
-        let (reader, attached) = FileReader::open(open(path)?, name, self.key)?;
-        let header = reader.header;
-        if header.time > self.until {
-            return Ok(None);
-        }
-        let fits = match state {
-            None => header.stored == header.pages,
-            Some(state) => (header.cluster, header.page_size) == (state.cluster, state.page_size),
-        };
-        if !fits {
-            return Err(FileProblem::OutOfOrder);
-        }
-        if state.is_some() {
-            // The whole segment is checked before the first change, so that another copy can be applied to the same state.
-            let (again, _) = FileReader::open(open(path)?, name, self.key)?;
-            self.read(again, state, false)?;
-        } else {
-            self.database.set_len(0).map_err(FileProblem::Database)?;
-        }
-        self.read(reader, state, true)?;
-        let length = u64::from(header.pages) * u64::from(header.page_size);
-        self.database
-            .set_len(length)
-            .map_err(FileProblem::Database)?;
-        Ok(Some((header, attached)))
-    }
-
-    /// Checks the pages of a file, and writes them if `write`.
-    fn read(
-        &self,
-        mut reader: FileReader<BufReader<File>>,
-        state: Option<&Header>,
-        write: bool,
-    ) -> Result<(), FileProblem> {
-        let size = reader.header.page_size as usize;
-        let mut last = 0;
-        while let Some(mut chunk) = reader.chunk()? {
-            for &number in &chunk.numbers {
-                if number <= last || number > reader.header.pages {
-                    return Err(FileProblem::Damaged);
-                }
-                last = number;
-            }
-            let contents = self.contents(&mut chunk, (state, size))?;
-            if !write {
-                continue;
-            }
-            let (numbers, mut contents) = (&chunk.numbers, contents.as_slice());
-            for run in numbers.chunk_by(|one, next| one + 1 == *next) {
-                let (pages, rest) = contents.split_at(run.len() * size);
-                let place = u64::from(run[0] - 1) * size as u64;
-                let written = self.database.write_all_at(pages, place);
-                written.map_err(FileProblem::Database)?;
-                contents = rest;
-            }
-        }
-        Ok(())
-    }
-
-    /// Returns the new contents of a chunk's pages.
-    fn contents(
-        &self,
-        chunk: &mut Chunk,
-        (state, size): (Option<&Header>, usize),
-    ) -> Result<Vec<u8>, FileProblem> {
-        let mut contents = std::mem::take(&mut chunk.changes);
-        if let Some(state) = state {
-            let mut former = vec![0; size];
-            let pages = contents.chunks_exact_mut(size);
-            for (number, page) in chunk.numbers.iter().zip(pages) {
-                if *number > state.pages {
-                    continue;
-                }
-                let place = u64::from(number - 1) * size as u64;
-                let read = self.database.read_exact_at(&mut former, place);
-                read.map_err(FileProblem::Database)?;
-                page.iter_mut()
-                    .zip(&former)
-                    .for_each(|(new, former)| *new ^= former);
-            }
-        }
-        let mut hash = blake3::Hasher::new();
-        hash.update(&contents);
-        match hash_of(&hash) == chunk.hash {
-            true => Ok(contents),
-            false => Err(FileProblem::OutOfOrder),
-        }
+        let open = || FileReader::open(open(path)?, name, self.key);
+        self.database.apply(open, state, self.until)
     }
 }
 

@@ -554,12 +554,7 @@ impl Worker {
         let (key, shared) = (self.settings.key.clone(), self.shared.clone());
         let (pages, into) = (view.clone(), path.clone());
         let write = move || {
-            let write = || {
-                let mut to = FileWriter::new(create(&into)?, &header, &key, &attached)?;
-                pages.write_all(&mut to)?;
-                end(to)
-            };
-            let written = write();
+            let written = write_snapshot(&into, &header, (&key, &attached), &pages);
             shared.wake(false);
             written
         };
@@ -688,7 +683,19 @@ impl Worker {
     }
 }
 
-fn now() -> i64 {
+/// Writes all pages of a database, and returns the number of bytes.
+pub(crate) fn write_snapshot(
+    path: &Path,
+    header: &Header,
+    (key, attached): (&LogKey, &[AttachedFile]),
+    pages: &PageView,
+) -> io::Result<u64> {
+    let mut to = FileWriter::new(create(path)?, header, key, attached)?;
+    pages.write_all(&mut to)?;
+    end(to)
+}
+
+pub(crate) fn now() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| {
         i64::try_from(since.as_nanos()).unwrap_or(i64::MAX)
@@ -708,7 +715,7 @@ fn end(to: FileWriter<BufWriter<File>>) -> io::Result<u64> {
 }
 
 /// Reads the files that a snapshot contains besides the pages. A file that does not exist is left out.
-fn attached(paths: &[PathBuf]) -> io::Result<Vec<AttachedFile>> {
+pub(crate) fn attached(paths: &[PathBuf]) -> io::Result<Vec<AttachedFile>> {
     let mut files = Vec::new();
     for path in paths {
         let content = match std::fs::read(path) {

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::{Duration, Instant};
-use tidemill_log::LogWriter;
+use tidemill_log::{LogWriter, Replicator};
 use tokio::sync::oneshot;
 
 /// Maximum number of pieces of work in one commit.
@@ -38,6 +38,9 @@ const USER_READ_MAX: Duration = Duration::from_secs(30);
 const STEPS: i32 = 100_000;
 /// Maximum number of pieces of work of one ordinary user that wait for the writer.
 const WRITES_EACH_MAX: usize = 4;
+
+/// Time limit for the replicated log to have the last commits at the end of the database.
+const REPLICATED_MAX: Duration = Duration::from_secs(1);
 
 /// Reason why a transaction was not committed; every caller with work in the transaction receives the reason.
 type Cause = Arc<rusqlite::Error>;
@@ -62,27 +65,8 @@ impl<T> Committed<T> {
     }
 }
 
-/// Statements that may run several times, until their transaction is committed.
-type RepeatableWork = Box<dyn FnMut(&Connection) -> Result<(), Fault> + Send>;
-
-/// Work that is part of the next transaction, whatever starts it.
-struct Rider {
-    /// The work, which runs several times if transactions are not committed.
-    work: RepeatableWork,
-    /// Function to call after the commit.
-    done: Box<dyn FnOnce() + Send>,
-}
-
-/// Work that waits for the next transaction.
-type Riders = Arc<Mutex<Vec<Rider>>>;
-
 /// State that the writing connection shares with the database.
-type WriterShares<'a> = (
-    &'a WriteFailure,
-    &'a Arc<Wakes>,
-    &'a Riders,
-    &'a Arc<AtomicU64>,
-);
+type WriterShares<'a> = (&'a WriteFailure, &'a Arc<Wakes>, &'a Arc<AtomicU64>);
 
 /// End of a transaction: whether SQLite committed the transaction and, if any caller asked for a sync, whether the sync succeeded.
 struct TransactionEnd {
@@ -159,7 +143,6 @@ pub struct Database {
     writing: Arc<Mutex<Option<WritingConnection>>>,
     /// Number of pieces of work in the writer's queue.
     waiting: Arc<AtomicUsize>,
-    riders: Riders,
     /// Number of committed pieces of work.
     commits: Arc<AtomicU64>,
     trouble: WriteFailure,
@@ -174,6 +157,8 @@ pub struct Database {
     alone: bool,
     /// The log of the database, which is dropped after all connections.
     log: OnceLock<Arc<LogWriter>>,
+    /// The log that other servers follow, which is dropped after all connections, too.
+    replicator: OnceLock<Arc<Replicator>>,
 }
 
 /// Database of a simulated server.
@@ -199,13 +184,11 @@ struct WritingConnection {
     wakes: Arc<Wakes>,
     /// Number of rows changed on this connection at the last commit.
     changed: u64,
-    riders: Riders,
-    /// Work of `riders` in the current transaction.
-    carried: Vec<Rider>,
     commits: Arc<AtomicU64>,
     /// Reserved space for the database; `None` in memory and on a small device.
     reserve: Option<DatabaseReserve>,
     log: Option<Arc<LogWriter>>,
+    replicator: Option<Arc<Replicator>>,
     #[cfg(test)]
     syncs: usize,
 }
@@ -236,8 +219,8 @@ impl Database {
         let wal = Some(PathBuf::from(wal));
         let low = Arc::default();
         let reserve = DatabaseReserve::new(path, &low);
-        let (riders, commits, wakes) = (Riders::default(), Arc::default(), Arc::default());
-        let shared = (&trouble, &wakes, &riders, &commits);
+        let (commits, wakes) = (Arc::default(), Arc::default());
+        let shared = (&trouble, &wakes, &commits);
         let writing = WritingConnection::new((connection, committing), wal, shared, reserve);
         let waiting = Arc::new(AtomicUsize::new(0));
         let writer = std::thread::spawn({
@@ -251,7 +234,6 @@ impl Database {
             writer: Mutex::new(Some(writer)),
             writing,
             waiting,
-            riders,
             commits,
             trouble,
             low,
@@ -260,6 +242,7 @@ impl Database {
             wakes,
             alone: false,
             log: OnceLock::new(),
+            replicator: OnceLock::new(),
         };
         Ok((database, done))
     }
@@ -285,8 +268,8 @@ impl Database {
             Err(error) => return Err((connection.sql, error)),
         };
         let trouble = WriteFailure::default();
-        let (riders, commits, wakes) = (Riders::default(), Arc::default(), Arc::default());
-        let shared = (&trouble, &wakes, &riders, &commits);
+        let (commits, wakes) = (Arc::default(), Arc::default());
+        let shared = (&trouble, &wakes, &commits);
         let writing = WritingConnection::new((connection, committing), None, shared, None);
         let database = Self {
             queue: Mutex::default(),
@@ -295,7 +278,6 @@ impl Database {
             writer: Mutex::default(),
             writing,
             waiting: Arc::default(),
-            riders,
             commits,
             trouble,
             low: Arc::default(),
@@ -304,6 +286,7 @@ impl Database {
             wakes,
             alone: true,
             log: OnceLock::new(),
+            replicator: OnceLock::new(),
         };
         Ok((database, done))
     }
@@ -370,8 +353,13 @@ impl Database {
         if self.waiting.load(Ordering::Acquire) == 0
             && let Some(mut writing) = self.writing.try_lock()
         {
-            let writing = writing.as_mut().ok_or(Fault::Closed)?;
-            return writing.alone(durable, work);
+            let committed = {
+                let writing = writing.as_mut().ok_or(Fault::Closed)?;
+                writing.alone(durable, work)?
+            };
+            drop(writing);
+            self.replicated()?;
+            return Ok(committed);
         }
         self.submit(durable, work)?
             .blocking_recv()
@@ -400,21 +388,7 @@ impl Database {
         Ok(self.write_durable(false, work).await?.value)
     }
 
-    /// Adds work to the next transaction, without a transaction of its own, and calls `done` after the commit. A killed server loses the
-    /// work, so something must repeat it.
-    pub fn ride(
-        &self,
-        work: impl FnMut(&Connection) -> Result<(), Fault> + Send + 'static,
-        done: impl FnOnce() + Send + 'static,
-    ) {
-        self.riders.lock().push(Rider {
-            work: Box::new(work),
-            done: Box::new(done),
-        });
-    }
-
-    /// Returns the number of pieces of work that were committed since the database was opened, without the work of [`Self::ride`]. If the
-    /// number is the same as before an earlier read, the database has not changed since that read.
+    /// Returns the number of pieces of work that were committed since the database was opened. If the number is the same as before an earlier read, the database has not changed since that read.
     pub fn commits(&self) -> u64 {
         self.commits.load(Ordering::Acquire)
     }
@@ -450,6 +424,13 @@ impl Database {
             let writing = self.writing.lock();
             return view(&writing.as_ref().ok_or(Fault::Closed)?.connection, work);
         }
+        let value = view(&self.reader(), work)?;
+        self.replicated()?;
+        Ok(value)
+    }
+
+    /// Returns a reading connection, a free one if possible.
+    fn reader(&self) -> parking_lot::MutexGuard<'_, Connection> {
         let start = self.next_reader.fetch_add(1, Ordering::Relaxed);
         let free = (0..READERS).find_map(|i| self.readers[(start + i) % READERS].try_lock());
         // Users never get the first connection.
@@ -457,7 +438,7 @@ impl Database {
             true => self.readers[0].lock(),
             false => self.readers[start % READERS].lock(),
         };
-        view(&free.unwrap_or_else(wait), work)
+        free.unwrap_or_else(wait)
     }
 
     /// Reads as [`Self::read`] does, for a caller's request: an ordinary user first waits until the user's budget allows another read, and
@@ -520,7 +501,10 @@ impl Database {
         connection.sql.progress_handler(STEPS, Some(over))?;
         let read = view(&connection, work);
         connection.sql.progress_handler(0, None::<fn() -> bool>)?;
-        read.map_err(Fault::unless_interrupted)
+        drop(connection);
+        let read = read.map_err(Fault::unless_interrupted)?;
+        self.replicated()?;
+        Ok(read)
     }
 
     /// Returns the limits on the users' work in the queue of the writer.
@@ -555,6 +539,9 @@ impl Database {
         let writing = self.writing.lock().take();
         if let Some(log) = self.log.get() {
             log.close();
+        }
+        if let Some(replicator) = self.replicator.get() {
+            replicator.close(REPLICATED_MAX);
         }
         drop(writing);
     }
@@ -664,7 +651,7 @@ impl WritingConnection {
     fn new(
         (connection, committing): (Connection, Arc<AtomicBool>),
         wal: Option<PathBuf>,
-        (trouble, wakes, riders, commits): WriterShares<'_>,
+        (trouble, wakes, commits): WriterShares<'_>,
         reserve: Option<DatabaseReserve>,
     ) -> Arc<Mutex<Option<Self>>> {
         Arc::new(Mutex::new(Some(Self {
@@ -677,11 +664,10 @@ impl WritingConnection {
             doubtful: false,
             trouble: trouble.clone(),
             failing: false,
-            riders: riders.clone(),
-            carried: Vec::new(),
             commits: commits.clone(),
             reserve,
             log: None,
+            replicator: None,
             #[cfg(test)]
             syncs: 0,
         })))
@@ -720,8 +706,10 @@ impl WritingConnection {
             self.lost(cause.clone());
             TransactionEnd::from(cause)
         });
-        for piece in pieces {
-            piece.answer(&end);
+        let answer = move || pieces.into_iter().for_each(|piece| piece.answer(&end));
+        match &self.replicator {
+            Some(replicator) => replicator.then(replicator.last_commit(), answer),
+            None => answer(),
         }
     }
 
@@ -761,7 +749,7 @@ impl WritingConnection {
         fault
     }
 
-    /// Begins a transaction with the work that waits for one.
+    /// Begins a transaction.
     fn begin(&mut self) -> Result<(), Cause> {
         // A transaction is still open if its rollback failed before.
         if !self.connection.sql.is_autocommit() {
@@ -771,19 +759,8 @@ impl WritingConnection {
             reserve.look(&self.connection, self.log.as_deref());
         }
         execute(&self.connection, "BEGIN IMMEDIATE")?;
-        self.carried.append(&mut self.riders.lock());
-        let mut carried = std::mem::take(&mut self.carried);
-        let connection = &self.connection;
-        let done = carried.iter_mut().try_for_each(|rider| {
-            if let Err(fault) = unless_ended(connection, savepoint(connection, &mut rider.work))? {
-                fault.log_delay("work without a transaction of its own is dropped");
-            }
-            Ok(())
-        });
-        self.carried = carried;
-        done
+        Ok(())
     }
-
     /// Commits the transaction, which contains this number of pieces of work.
     fn commit(&mut self, pieces: usize) -> rusqlite::Result<()> {
         self.committing.store(true, Ordering::Relaxed);
@@ -792,9 +769,6 @@ impl WritingConnection {
         if committed.is_err() {
             self.roll_back();
             return committed.map(drop);
-        }
-        for rider in self.carried.drain(..) {
-            (rider.done)();
         }
         self.commits.fetch_add(pieces as u64, Ordering::Release);
         if std::mem::take(&mut self.failing) {
@@ -806,6 +780,9 @@ impl WritingConnection {
             self.wakes.wake(COMMIT);
             if let Some(log) = &self.log {
                 log.committed();
+            }
+            if let Some(replicator) = &self.replicator {
+                replicator.committed();
             }
         }
         Ok(())
@@ -1010,36 +987,6 @@ mod tests {
             database.write_blocking(insert(99)),
             Err(Fault::Closed)
         ));
-    }
-
-    #[test]
-    fn work_without_transaction_is_part_of_the_next_committed_one() {
-        let (_directory, database) = open();
-        let done = Arc::new(AtomicUsize::new(0));
-        let ride = |id: i64| {
-            let done = done.clone();
-            let told = move || {
-                done.fetch_add(1, Ordering::Relaxed);
-            };
-            database.ride(move |db| insert(id)(db), told);
-        };
-        ride(1);
-        assert_eq!((database.kept(), database.commits()), (vec![], 0));
-        for trip in [FailingStep::Begin, FailingStep::Commit] {
-            database.trip(trip);
-            database.write_here(false, insert(2)).unwrap_err();
-            database.write_blocking(insert(3)).unwrap_err();
-            database.repair();
-            assert_eq!((database.kept(), done.load(Ordering::Relaxed)), (vec![], 0));
-        }
-        database.write_blocking(insert(4)).unwrap();
-        assert_eq!((database.kept(), database.commits()), (vec![1, 4], 1));
-        // Work that fails is dropped alone.
-        ride(4);
-        ride(5);
-        database.write_here(false, insert(6)).unwrap();
-        assert_eq!(database.kept(), [1, 4, 5, 6]);
-        assert_eq!(done.load(Ordering::Relaxed), 3);
     }
 
     #[test]

@@ -92,18 +92,33 @@ pub fn add_logs(db: &Connection, new: &[(u64, u32)]) -> Result<(), Fault> {
     set(db, LOGS, &logs)
 }
 
-/// Records that this database was recovered from nodes, and whether the result was incomplete.
-pub fn set_rebuilt(db: &Connection, at: i64, incomplete: bool) -> Result<(), Fault> {
+/// Completeness of a recovered database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rebuilt {
+    /// Everything was found.
+    Complete,
+    /// Something was not found.
+    Incomplete,
+    /// The state that was asked for was found, but nodes have objects that belong to no file in it.
+    WithOrphans,
+}
+
+/// Records that this database was recovered, and whether the result was complete.
+pub fn set_rebuilt(db: &Connection, at: i64, how: Rebuilt) -> Result<(), Fault> {
     let mut value = at.to_le_bytes().to_vec();
-    value.push(u8::from(incomplete));
+    value.push(how as u8);
     set(db, REBUILT, &value)
 }
 
-/// Returns the time at which the database was recovered, and whether the result was incomplete; `None` if it was never recovered.
-pub fn rebuilt(db: &Connection) -> Result<Option<(i64, bool)>, Fault> {
+/// Returns the time at which the database was recovered, and whether the result was complete; `None` if it was never recovered.
+pub fn rebuilt(db: &Connection) -> Result<Option<(i64, Rebuilt)>, Fault> {
     let at = |value: &[u8]| {
-        let at = i64::from_le_bytes(*value.first_chunk()?);
-        Some((at, value.last() == Some(&1)))
+        let how = match value.last() {
+            Some(1) => Rebuilt::Incomplete,
+            Some(2) => Rebuilt::WithOrphans,
+            _ => Rebuilt::Complete,
+        };
+        Some((i64::from_le_bytes(*value.first_chunk()?), how))
     };
     Ok(get(db, REBUILT)?.as_deref().and_then(at))
 }

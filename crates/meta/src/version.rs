@@ -884,6 +884,17 @@ pub fn is_known(db: &Connection, object: u64) -> Result<bool, Fault> {
     query::exists(db, sql, [object.cast_signed()])
 }
 
+/// Returns the inode of the file if this object is the only version of the file that is being written, as one object; else `None`.
+pub fn only_written(db: &Connection, object: u64) -> Result<Option<u64>, Fault> {
+    let sql = "SELECT ino FROM writing WHERE object = ?1 \
+               AND (SELECT count(*) FROM writing AS other WHERE other.ino = writing.ino) = 1 \
+               AND NOT EXISTS (SELECT 1 FROM publication WHERE publication.version = ?1) \
+               AND NOT EXISTS (SELECT 1 FROM layout WHERE layout.object = ?1)";
+    query::find(db, sql, [object.cast_signed()], |row| {
+        query::unsigned(row, 0)
+    })
+}
+
 /// Returns the nodes on which files are being written, with the start time of the newest file on each node.
 pub fn newest_writes(db: &Connection) -> Result<Vec<(u32, Time)>, Fault> {
     let sql = "SELECT node, max(started) FROM writing GROUP BY node";

@@ -134,7 +134,7 @@ impl NodeConfig {
             burst: false,
             directory: directory.into(),
             listen: SocketAddr::from(([127, 0, 0, 1], 0)),
-            tls: !matches!(server, Endpoint::Http(_)),
+            tls: !server.is_plain(),
             url: None,
             host: tidemill_client::host_id::id(),
             server,

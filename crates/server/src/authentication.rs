@@ -6,6 +6,7 @@
 
 use crate::access::{Access, Peer};
 use crate::files::{self, FileRefusal};
+use crate::leadership::Lease;
 use crate::reductions::{self, ReductionRefusal as NoReduction};
 use futures_util::{StreamExt, future};
 use http_body_util::{BodyStream, Limited, StreamBody};
@@ -64,15 +65,18 @@ const NEXT: &str = "/tidemill.v1.Events/Next";
 #[derive(Clone, Debug)]
 pub(crate) struct Gates {
     access: Arc<Access>,
+    /// Right of this server to answer; `None` without a replicated log.
+    lease: Option<Arc<Lease>>,
     turns: Arc<UserPermits>,
     reductions: Arc<UserPermits>,
     waits: Arc<UserPermits>,
 }
 
 impl Gates {
-    pub(crate) fn new(access: Arc<Access>) -> Self {
+    pub(crate) fn new(access: Arc<Access>, lease: Option<Arc<Lease>>) -> Self {
         Self {
             access,
+            lease,
             turns: Arc::new(UserPermits::new(REQUESTS_EACH_MAX)),
             reductions: Arc::new(UserPermits::with_patience(
                 REDUCTIONS_EACH_MAX,
@@ -80,6 +84,16 @@ impl Gates {
             )),
             waits: Arc::new(UserPermits::new(WAITS_EACH_MAX)),
         }
+    }
+}
+
+impl Gates {
+    pub(crate) fn access(&self) -> &Arc<Access> {
+        &self.access
+    }
+
+    pub(crate) fn lease(&self) -> Option<&Arc<Lease>> {
+        self.lease.as_ref()
     }
 }
 
@@ -134,7 +148,11 @@ where
         };
         request.extensions_mut().insert(peer.clone());
         if peer.administrator && peer.token.is_none() {
-            return Box::pin(self.inner.call(request));
+            let answer = self.inner.call(request);
+            return match &self.gates.lease {
+                None => Box::pin(answer),
+                Some(lease) => Box::pin(within(lease.clone(), answer)),
+            };
         }
         let reads = speaks != Speaks::Grpc || READS.contains(&request.uri().path());
         if peer.read_only() && !reads {
@@ -149,7 +167,11 @@ where
             _ if [WAIT, NEXT].contains(&request.uri().path()) => self.gates.waits.clone(),
             _ => self.gates.turns.clone(),
         };
-        Box::pin(bounded(inner, request, peer, turns))
+        let answer = bounded(inner, request, peer, turns);
+        match &self.gates.lease {
+            None => Box::pin(answer),
+            Some(lease) => Box::pin(within(lease.clone(), answer)),
+        }
     }
 }
 
@@ -198,6 +220,13 @@ fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> GateFuture 
 
 /// Handles a request of an ordinary user when the user's limit permits, or a request of a caller with a token. The request is in progress
 /// until the client has received the whole answer, or the token has ended.
+/// Holds an answer back until the server may answer.
+async fn within<T>(lease: Arc<Lease>, answer: impl Future<Output = T>) -> T {
+    let answer = answer.await;
+    lease.valid().await;
+    answer
+}
+
 async fn bounded<S>(
     mut inner: S,
     mut request: Request<Body>,

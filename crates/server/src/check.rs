@@ -13,6 +13,7 @@ use tidemill_client::{Error, Trust};
 use tidemill_meta::holdings::{self, SealedVersion};
 use tidemill_meta::parts;
 use tidemill_meta::placement::corruption;
+use tidemill_meta::settings::Rebuilt;
 use tidemill_meta::{Connection, Fault, SqliteNames, path_of, settings};
 use tidemill_model::id::{NodeId, ObjectId};
 use tidemill_model::layout::PartOf;
@@ -211,9 +212,10 @@ impl CheckRun<'_> {
     /// Returns the reason why the node's unused objects may not be removed now, or `None` if they may be removed.
     fn held_back(&self, found: &Suspicions, listed: u64) -> Result<Option<&'static str>, String> {
         let rebuilt = self.check.names.database().read(settings::rebuilt);
-        let Some((at, less)) = rebuilt.map_err(text)? else {
+        let Some((at, how)) = rebuilt.map_err(text)? else {
             return Ok(None);
         };
+        let less = how != Rebuilt::Complete;
         let orphans = found
             .values()
             .filter(|one| matches!(one, SuspectedFault::Orphan(_)));

@@ -177,6 +177,7 @@ impl v1::cluster_server::Cluster for ClusterService {
             maps_held,
             conditions: conditions.map_err(|fault| refused(&fault))?,
             burst_share: self.names.shared().bursts.limits().share.into(),
+            replication: self.conditions.leadership.state(),
         }))
     }
 

@@ -7,6 +7,7 @@ use crate::cluster::Cluster;
 use crate::cluster::conditions::ReachableNodes;
 use crate::health::unavailable;
 use crate::jobs::driver::Signals;
+use crate::leadership::Leadership;
 use crate::orphaned_versions::{ABOUT_TO_BE_SEALED, OrphanedVersions};
 use crate::rules::{self, batches};
 use parking_lot::Mutex;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidemill_meta::placement::under_replicated;
+use tidemill_meta::settings::Rebuilt;
 use tidemill_meta::wakes::{COMMIT, MOUNTS, NODES};
 use tidemill_meta::{Connection, Fault, SqliteNames, health, settings};
 use tidemill_model::display::line;
@@ -40,6 +42,7 @@ pub(crate) struct ConditionService {
     cluster: Arc<Cluster>,
     orphaned_versions: Arc<OrphanedVersions>,
     pub(crate) signals: Signals,
+    pub(crate) leadership: Leadership,
     counted: Arc<Mutex<Option<UnavailableFiles>>>,
 }
 
@@ -66,13 +69,14 @@ impl ConditionService {
             &Arc<Cluster>,
             &Arc<OrphanedVersions>,
         ),
-        signals: &Signals,
+        (signals, leadership): (&Signals, &Leadership),
     ) -> Self {
         Self {
             names: names.clone(),
             cluster: cluster.clone(),
             orphaned_versions: orphaned_versions.clone(),
             signals: signals.clone(),
+            leadership: leadership.clone(),
             counted: Arc::default(),
         }
     }
@@ -89,11 +93,15 @@ impl ConditionService {
         {
             found.push(kind.of(None, why.clone()));
         }
+        if let Some(why) = self.leadership.trouble() {
+            let cause = format!("no change is acknowledged: {why}");
+            found.push(condition::LOG_UNREACHABLE.of(None, cause));
+        }
         found.extend(self.cluster.copied_logs().condition(database.log()));
         let failed_nodes = database.read(|db| {
             self.add_files(db, &mut found)?;
             self.add_rules(db, &mut found)?;
-            if let Some((at, true)) = settings::rebuilt(db)?
+            if let Some((at, Rebuilt::Incomplete)) = settings::rebuilt(db)?
                 && clock::now_ns() - at < REBUILT_NS
             {
                 let cause = "the database was recovered, and not all of its content was found";

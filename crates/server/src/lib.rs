@@ -20,6 +20,7 @@ mod find;
 mod headers;
 mod health;
 mod jobs;
+mod leadership;
 mod lease_recall;
 mod lineage;
 mod local_names;
@@ -28,6 +29,8 @@ mod log_copies;
 mod migrations;
 mod migrator;
 mod namespace_service;
+#[cfg(feature = "nats")]
+mod nats;
 mod orphaned_versions;
 pub mod queue;
 pub mod recovery;
@@ -35,6 +38,8 @@ mod reductions;
 mod remotes;
 mod removal;
 mod replicas;
+#[cfg(feature = "nats")]
+mod replication;
 mod rules;
 mod scrub;
 mod serve;
@@ -47,5 +52,7 @@ mod workspaces;
 
 use tidemill_meta::clock;
 
-pub use serve::{MOVE_BYTES_PER_SEC, RunningServer, ServeConfig, StartError};
+pub use serve::{
+    MOVE_BYTES_PER_SEC, ReplicationConfig, Role, RunningServer, ServeConfig, StartError,
+};
 pub use tidemill_meta::UserLimits;

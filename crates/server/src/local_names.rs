@@ -2,6 +2,7 @@
 //! socket and the database is minimal. Next: `server/src/lease_recall.rs`, which applies the requests.
 
 use crate::access::{Access, Peer};
+use crate::leadership::Lease;
 use crate::lease_recall::LeaseRecalls;
 use crate::namespace_service::reply;
 use parking_lot::Mutex;
@@ -41,6 +42,8 @@ pub(crate) struct LocalNamesService {
 struct Service {
     lease_recalls: LeaseRecalls,
     access: Arc<Access>,
+    /// Right of this server to answer; `None` without a replicated log.
+    lease: Option<Arc<Lease>>,
     /// Open connections; `None` after the socket was closed.
     open: Mutex<Option<BTreeMap<u64, LocalConnection>>>,
     /// Rate limit of log entries about invalid peers and failed connections.
@@ -60,7 +63,7 @@ impl LocalNamesService {
     pub(crate) fn start(
         path: &Path,
         lease_recalls: LeaseRecalls,
-        access: Arc<Access>,
+        (access, lease): (Arc<Access>, Option<Arc<Lease>>),
     ) -> io::Result<Self> {
         // This process holds the directory's lock, so an existing socket file was left by a server that has ended.
         let _ = std::fs::remove_file(path);
@@ -70,6 +73,7 @@ impl LocalNamesService {
         let service = Arc::new(Service {
             lease_recalls,
             access,
+            lease,
             open: Mutex::new(Some(BTreeMap::new())),
             logged: LogLimit::new(),
         });
@@ -211,6 +215,13 @@ impl Service {
                 Err(excess) => Err(tonic::Status::invalid_argument(excess.to_string())),
             };
             drop(frame);
+            if self
+                .lease
+                .as_ref()
+                .is_some_and(|lease| !lease.wait_until_valid())
+            {
+                return Ok(());
+            }
             let stream = input.get_mut();
             match answer {
                 Ok(reply) => local::send(stream, &[local::OK], &reply)?,

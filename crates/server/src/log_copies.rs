@@ -42,7 +42,7 @@ const RETENTION: Duration = Duration::from_secs(3600);
 /// File with the cluster's key in hexadecimal digits, in the server's directory.
 pub(crate) const KEY_FILE: &str = "cluster.key";
 /// Files of the server's directory that are part of the log.
-const ATTACHED: [&str; 3] = ["ca.pem", "token", "tokens"];
+pub(crate) const ATTACHED: [&str; 3] = ["ca.pem", "token", "tokens"];
 
 /// Starts the log of a server's database, in the directory `log` of the server's directory.
 pub(crate) async fn start(database: &Arc<Database>, dir: &Path) -> Result<(), StartError> {

@@ -4,7 +4,7 @@
 //! commit. A queue therefore need not take part in the server's transactions. After a start, and after the queue could not be reached, the
 //! driver adds all labels without a known outcome again.
 
-mod address;
+pub(crate) mod address;
 #[cfg(feature = "nats")]
 mod nats;
 

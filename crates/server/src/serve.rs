@@ -19,6 +19,7 @@ use crate::jobs::DriverMessage;
 use crate::jobs::driver::{Driver, Repairing, Signals};
 use crate::jobs::finished::OldJobs;
 use crate::jobs::service::JobService;
+use crate::leadership::Leadership;
 use crate::lease_recall::LeaseRecalls;
 use crate::lineage::LineageService;
 use crate::local_names::LocalNamesService;
@@ -29,10 +30,12 @@ use crate::namespace_service::NamespaceService;
 use crate::orphaned_versions::{LostWriters, OrphanedVersions};
 #[cfg(feature = "nats")]
 use crate::queue::Nats;
-use crate::queue::{DatabaseQueue, LabelQueue, QueueLocation};
+use crate::queue::{Address, DatabaseQueue, LabelQueue, QueueLocation};
 use crate::reductions::Reductions;
 use crate::remotes::RemoteService;
 use crate::removal::Garbage;
+#[cfg(feature = "nats")]
+use crate::replication::{self, ReplicationError};
 use crate::rules::driver::RuleRunner;
 use crate::rules::service::RuleService;
 use crate::session::Sessions;
@@ -93,6 +96,24 @@ const ENDING: Duration = Duration::from_secs(1);
 /// Default rate of copying between nodes for repairs and migrations, in bytes per second: twice the rate of a link of 1 Gbit/s.
 pub const MOVE_BYTES_PER_SEC: u64 = 250_000_000;
 
+/// Whether a server with a replicated log tries to lead at its start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The server leads as soon as no other server does.
+    Leader,
+    /// The server leads only after a leader that knew it as a standby.
+    Standby,
+}
+
+/// Settings of a replicated log.
+#[derive(Clone, Debug)]
+pub struct ReplicationConfig {
+    /// The NATS servers.
+    pub address: Address,
+    /// Whether the server tries to lead at its start.
+    pub role: Role,
+}
+
 /// Settings of a server.
 #[derive(Clone, Debug)]
 pub struct ServeConfig {
@@ -126,6 +147,8 @@ pub struct ServeConfig {
     pub move_bytes_per_sec: u64,
     /// Place where labels wait for their nodes: the database or NATS.
     pub queue: QueueLocation,
+    /// Log in NATS that has each change before it is acknowledged, and that standby servers follow.
+    pub log: Option<ReplicationConfig>,
     /// Settings of suspending idle nodes.
     pub elastic: Elastic,
     /// Limits of each user.
@@ -158,6 +181,7 @@ impl ServeConfig {
             scrub_every: Some(SCRUB_EVERY_DEFAULT),
             move_bytes_per_sec: MOVE_BYTES_PER_SEC,
             queue: QueueLocation::Own,
+            log: None,
             elastic: Elastic::default(),
             limits: UserLimits::default(),
             burst: burst::TierLimits::default(),
@@ -214,10 +238,14 @@ pub enum StartError {
     /// The settings require NATS for labels, and this program was built without NATS.
     #[cfg(not(feature = "nats"))]
     #[error(
-        "labels can't wait in NATS: this program was built without it; build it with `cargo build --release -p tidemill-cli --features nats`, \
-         or start it without --queue"
+        "this program was built without NATS; build it with `cargo build --release -p tidemill-cli --features nats`, or start it without \
+         --queue and --log"
     )]
     NoNats,
+    /// The replicated log can't be used.
+    #[cfg(feature = "nats")]
+    #[error("the replicated log can't be used: {0}")]
+    Replication(#[from] ReplicationError),
     /// The name of the default policy is unknown.
     #[error(transparent)]
     Policy(#[from] tidemill_sched::policy::UnknownPolicy),
@@ -238,6 +266,7 @@ pub struct RunningServer {
     cluster: Arc<Cluster>,
     driver: Sender<DriverMessage>,
     worker: Option<std::thread::JoinHandle<()>>,
+    leadership: Leadership,
     // The lock is held as long as the server runs.
     _lock: std::fs::File,
 }
@@ -271,33 +300,31 @@ impl RunningServer {
     async fn begin(config: ServeConfig) -> Result<Self, StartError> {
         let dir = config.dir.clone();
         let lock = prepare(&dir)?;
+        let log = ReplicatedLog::prepare(&config).await?;
         let (ca, identity) = open_ca(&dir.join("ca.pem"), &config)?;
         let trust = Trust::new(ca.der())?;
         let identity = config.tls.then_some(identity);
         let access = open_access(&dir, &ca)?;
         let names = open_names(&config).await?;
+        let leadership = log.lead(&names, &config).await?;
         let (driver, incoming) = std::sync::mpsc::channel();
         let settings = settings(&names, &config, &ca)?;
         let cluster = Arc::new(Cluster::new(&names, settings, driver.clone())?);
         cluster.read_by(Objects::new(Some(&trust)));
         let signals = Signals::default();
-        let of = DriverSettings::of(&config);
         let garbage = Garbage::new(names.database().clone(), names.shared().clone());
         let parts = (&names, &cluster, &garbage);
-        let worker = start_driver(parts, &signals, of, incoming).await?;
+        let worker = start_driver(parts, &signals, DriverSettings::of(&config), incoming).await?;
         cluster.expect_known();
         // Files that jobs wait for may have appeared while the server was down.
         let _ = driver.send(DriverMessage::NamesChanged);
         let manager = Manager::new(&names, &cluster, config.elastic.clone());
-        let wakes = names.database().wakes();
-        let sessions = Sessions::new(config.mount_timeout, wakes.clone());
-        let locks = Locks::new(names.clone(), sessions.clone())?;
-        let orphaned_versions =
-            OrphanedVersions::new(names.clone(), &locks, &cluster, &sessions, (&trust, wakes));
-        let lease_recalls = LeaseRecalls::new(names.clone(), locks);
+        let of_mounts = (&names, &cluster, &trust);
+        let (sessions, orphaned_versions, lease_recalls) = mounts(of_mounts, &config)?;
         let files = FileService::new(&names, &lease_recalls, &access, &cluster, &trust);
         let uses = (&names, &lease_recalls, &cluster);
-        let conditions = ConditionService::new((&names, &cluster, &orphaned_versions), &signals);
+        let looked_at = (&names, &cluster, &orphaned_versions);
+        let conditions = ConditionService::new(looked_at, (&signals, &leadership));
         let worked_on = (names.clone(), cluster.clone(), manager.clone());
         let chore_parts = chore_parts(worked_on, garbage, &driver, &config);
         let parts = ServiceParts {
@@ -318,8 +345,9 @@ impl RunningServer {
         };
         let routes = parts.routes(hosts(&config), config.default_policy);
         let socket = config.socket.unwrap_or_else(|| dir.join("server.sock"));
-        let address = listen(config.listen, identity, &socket, routes, &access).await?;
-        let local = start_local(&socket, lease_recalls, access)?;
+        let gates = Gates::new(access, leadership.lease());
+        let address = listen(config.listen, identity, &socket, routes, &gates).await?;
+        let local = start_local(&socket, lease_recalls, &gates)?;
         start_background_tasks(
             (chore_parts, config.keep_jobs),
             orphaned_versions,
@@ -336,6 +364,7 @@ impl RunningServer {
             cluster,
             driver,
             worker: Some(worker),
+            leadership,
             _lock: lock,
         })
     }
@@ -364,10 +393,18 @@ impl RunningServer {
         &self.token
     }
 
+    /// Waits until this server does not lead the cluster any more, and returns the reason. Never returns without a replicated log.
+    pub async fn deposed(&self) -> String {
+        self.leadership.deposed().await
+    }
+
     /// Ends all connections, commits the accepted changes and closes the database.
     pub async fn shutdown(mut self) {
         if let Some(log) = self.names.database().log() {
             self.cluster.copied_logs().finish(log, LOG_COPIES_MAX).await;
+        }
+        if let Some(lease) = self.leadership.lease() {
+            lease.end();
         }
         let _ = self.driver.send(DriverMessage::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
@@ -393,6 +430,20 @@ impl Drop for RunningServer {
             runtime.shutdown_background();
         }
     }
+}
+
+/// Returns the sessions of mounts, and the services for files that mounts have open.
+fn mounts(
+    (names, cluster, trust): (&Arc<SqliteNames>, &Arc<Cluster>, &Trust),
+    config: &ServeConfig,
+) -> Result<(Sessions, Arc<OrphanedVersions>, LeaseRecalls), StartError> {
+    let wakes = names.database().wakes();
+    let sessions = Sessions::new(config.mount_timeout, wakes.clone());
+    let locks = Locks::new(names.clone(), sessions.clone())?;
+    let orphaned_versions =
+        OrphanedVersions::new(names.clone(), &locks, cluster, &sessions, (trust, wakes));
+    let lease_recalls = LeaseRecalls::new(names.clone(), locks);
+    Ok((sessions, orphaned_versions, lease_recalls))
 }
 
 /// Opens the namespace, and applies the settings of the server to it.
@@ -469,10 +520,75 @@ fn start_background_tasks(
 fn start_local(
     socket: &Path,
     lease_recalls: LeaseRecalls,
-    access: Arc<Access>,
+    gates: &Gates,
 ) -> Result<LocalNamesService, StartError> {
     let path = tidemill_wire::local::socket(socket);
-    LocalNamesService::start(&path, lease_recalls, access).map_err(|source| file(&path, source))
+    let gates = (gates.access().clone(), gates.lease().cloned());
+    LocalNamesService::start(&path, lease_recalls, gates).map_err(|source| file(&path, source))
+}
+
+/// The replicated log of a server, if it has one.
+#[cfg(feature = "nats")]
+struct ReplicatedLog(Option<replication::Prepared>);
+
+#[cfg(feature = "nats")]
+impl ReplicatedLog {
+    /// Waits until this server leads, with its database made from the log.
+    async fn prepare(config: &ServeConfig) -> Result<Self, StartError> {
+        let Some(log) = &config.log else {
+            replication::check_unused(&config.dir)?;
+            return Ok(Self(None));
+        };
+        let address = leader_address(config);
+        let prepared = replication::prepare(log, &config.dir, &address).await?;
+        Ok(Self(Some(prepared)))
+    }
+
+    /// Starts the leadership.
+    async fn lead(
+        self,
+        names: &SqliteNames,
+        config: &ServeConfig,
+    ) -> Result<Leadership, StartError> {
+        let (Some(prepared), Some(log)) = (self.0, &config.log) else {
+            return Ok(Leadership::default());
+        };
+        let address = leader_address(config);
+        let of = (log, &*config.dir, &*address);
+        let leading = replication::lead(prepared, names.database(), of).await?;
+        Ok(Leadership(Some(leading)))
+    }
+}
+
+/// Returns the address under which people know this server, for messages.
+#[cfg(feature = "nats")]
+fn leader_address(config: &ServeConfig) -> String {
+    let ip = config.listen.ip();
+    match ip.is_unspecified() || ip.is_loopback() {
+        true => {
+            let system = rustix::system::uname();
+            let host = system.nodename().to_string_lossy();
+            format!("{host}:{}", config.listen.port())
+        }
+        false => config.listen.to_string(),
+    }
+}
+
+#[cfg(not(feature = "nats"))]
+struct ReplicatedLog;
+
+#[cfg(not(feature = "nats"))]
+impl ReplicatedLog {
+    async fn prepare(config: &ServeConfig) -> Result<Self, StartError> {
+        match config.log {
+            Some(_) => Err(StartError::NoNats),
+            None => Ok(Self),
+        }
+    }
+
+    async fn lead(self, _: &SqliteNames, _: &ServeConfig) -> Result<Leadership, StartError> {
+        Ok(Leadership::default())
+    }
 }
 
 /// Settings for the decisions of the driver, and the queue to which the driver adds labels.
@@ -807,7 +923,7 @@ async fn listen(
     identity: Option<ServerIdentity>,
     socket: &Path,
     routes: Routes,
-    access: &Arc<Access>,
+    gates: &Gates,
 ) -> Result<SocketAddr, StartError> {
     let refused = |source| StartError::Listen {
         address: address.to_string(),
@@ -828,18 +944,18 @@ async fn listen(
         let (stream, _) = tcp.accept().await;
         Some((Ok::<Seated<SocketStream>, std::io::Error>(stream), tcp))
     });
-    let local = (unix, Guests::new(CONNECTIONS_EACH_MAX), access.clone());
+    let access = gates.access().clone();
+    let local = (unix, Guests::new(CONNECTIONS_EACH_MAX), access);
     let local = futures_util::stream::unfold(local, async |(unix, guests, access)| {
         let stream = accept_local(&unix, &guests, &access).await;
         Some((Ok::<_, std::io::Error>(stream), (unix, guests, access)))
     });
-    let gates = Gates::new(access.clone());
     let over_tcp = builder()
         .layer(gates.clone())
         .add_routes(routes.clone())
         .serve_with_incoming(tcp);
     let over_unix = builder()
-        .layer(gates)
+        .layer(gates.clone())
         .add_routes(routes)
         .serve_with_incoming(local);
     tokio::spawn(async move { log(over_tcp.await) });

@@ -89,6 +89,9 @@ kinds! {
     SERVER_DATABASE = "server-database", DEGRADED, "repair the disk of the server's directory, then restart the server";
     /// The server cannot put labels into the label queue.
     QUEUE_OFFLINE = "queue-offline", DEGRADED, "start NATS, or repair the connection to it";
+    /// The server can't reach its replicated log, so it acknowledges no change.
+    LOG_UNREACHABLE = "log-unreachable", UNAVAILABLE,
+        "start the NATS servers of the log, or repair the connection to them";
     /// The server's database changes, and too few nodes receive the log of the changes.
     LOG_DELAYED = "log-delayed", DEGRADED,
         "make space on the named disk, or start the named node; see the server's log";

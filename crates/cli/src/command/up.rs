@@ -115,6 +115,7 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
         let path = path.display();
         anyhow::bail!("can't mount the cluster at {path}: {reason}; without a mount: --no-mount");
     }
+    refuse_lost_database(context)?;
     let mut up = UpProcesses {
         context,
         endpoint: Endpoint::Unix(context.cluster.socket()),
@@ -157,6 +158,26 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     };
     tell(context, &up.done, &ids, mount.as_deref())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Refuses to make a new cluster in a directory in which nodes of another one have data.
+fn refuse_lost_database(context: &CommandContext) -> anyhow::Result<()> {
+    let cluster = &context.cluster;
+    let database = cluster.server().join("server.db");
+    let node = cluster
+        .nodes()
+        .into_iter()
+        .map(|id| cluster.node(id))
+        .find(|node| node.join("node.db").exists());
+    match node {
+        Some(node) if !database.exists() => anyhow::bail!(
+            "{} is missing, but {} has data of its cluster: recover the database (`tidemill server recover`), or move the nodes' directories \
+             elsewhere to begin a new cluster",
+            database.display(),
+            node.display()
+        ),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the nodes that have a directory here, since they may hold data, and as many as requested.

@@ -40,8 +40,28 @@ records! {
         /// Share of the processors for maps during a burst, in percent.
         burst_share: u32,
         unsealed: Vec<Unsealed> = list(&of.unsealed),
+        /// Replicated log; null if the server has none.
+        replication: Option<Replication> = of.replication.as_ref().map(Replication::from),
         /// Jobs that have not ended.
         running_jobs: Vec<Job> = Vec::new(),
+    }
+
+    /// Replicated log of the server's database.
+    Replication from of: v1::Replication {
+        /// Address of the leader.
+        leader: String,
+        /// Number of the leadership.
+        term: u64,
+        standbys: Vec<StandbyServer> = list(&of.standbys),
+        /// Reason why no change is acknowledged now; empty if changes are acknowledged.
+        trouble: String,
+    }
+
+    /// Server that follows the replicated log.
+    StandbyServer from of: v1::Standby {
+        address: String,
+        /// Number of messages of the log that the standby lacked at its last report.
+        behind: u64,
     }
 
     /// Mount of the cluster.
@@ -148,6 +168,7 @@ impl Report for Status {
             );
         }
         self.unsealed(out);
+        self.replication(out);
         self.replicas(out);
         if !self.running_jobs.is_empty() {
             writeln!(out);
@@ -157,6 +178,23 @@ impl Report for Status {
 }
 
 impl Status {
+    fn replication(&self, out: &mut Text) {
+        let Some(replication) = &self.replication else {
+            return;
+        };
+        let Replication { leader, term, .. } = replication;
+        writeln!(out, "\nleader    {leader}, term {term}");
+        for StandbyServer { address, behind } in &replication.standbys {
+            writeln!(out, "standby   {address}, {behind} messages behind");
+        }
+        if replication.standbys.is_empty() {
+            writeln!(
+                out,
+                "standby   none: no server takes over if this one is lost"
+            );
+        }
+    }
+
     fn unsealed(&self, out: &mut Text) {
         for (index, unsealed) in self.unsealed.iter().enumerate() {
             let begin = if index == 0 { "\n" } else { "" };

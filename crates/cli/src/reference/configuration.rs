@@ -22,13 +22,14 @@ A section `[server.nodes.N]` overrides two keys of `[server]` for node N. These 
 | `resume` | string | `resume` of `[server]` | Command that resumes the node |\n";
 
 /// Types of keys by the name of the value in the help.
-const TYPES: [(&str, &str); 34] = [
+const TYPES: [(&str, &str); 35] = [
     ("C", "integer"),
     ("TIME|off", "length of time, or `\"off\"`"),
     ("URI", "string: URI"),
     ("URL", "string: URL"),
     ("WAY", "string"),
     ("journal|NATS", "string: address"),
+    ("NATS", "string: address"),
     ("BOOL", "boolean"),
     ("COMMAND", "string: command of the shell"),
     ("COMMAND|rapl", "string: command of the shell"),

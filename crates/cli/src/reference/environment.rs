@@ -69,7 +69,7 @@ const KERNELS: [(&str, &str); 14] = [
 ];
 
 /// Variables that `tidemill exec` and `tidemill node run` set for the processes that they start.
-const STARTED: [(&str, &str); 6] = [
+const STARTED: [(&str, &str); 7] = [
     (
         "TIDEMILL_NODE",
         "number of the node, for the commands of `suspend` and `resume`",
@@ -93,6 +93,10 @@ const STARTED: [(&str, &str); 6] = [
     (
         "TIDEMILL_NODE_SUSPENDED",
         "set for the process that waits for the resume of a suspended node",
+    ),
+    (
+        "TIDEMILL_SERVER_DEPOSED",
+        "set for a server with a log that has led, and follows as a standby",
     ),
 ];
 

@@ -1,7 +1,7 @@
 //! Connector: opens TCP connections with or without TLS (next: `client/src/tls/listen.rs`).
 
 use super::stream::{SEND_BYTES, SocketStream, below};
-use super::{InnerProtocol, Trust};
+use super::{InnerProtocol, TlsProblem, Trust};
 use hyper::Uri;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioIo;
@@ -9,13 +9,21 @@ use rustls::pki_types::ServerName;
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use tokio_rustls::TlsConnector;
 use tower::{BoxError, Service};
 
 /// Maximum time for opening a TCP connection.
 const CONNECT_MAX: Duration = Duration::from_secs(5);
+
+/// Maximum time for opening a connection to one of several servers.
+const SEVERAL_CONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// Time in which a server may take over, and pause before all are tried again.
+const TAKEOVER_MAX: Duration = Duration::from_secs(10);
+const SEVERAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// Time until the first keep-alive request to a silent peer.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -95,6 +103,65 @@ impl Service<Uri> for Connector {
             let greeted = tokio::time::timeout(CONNECT_MAX, greeting).await;
             let stream = greeted.map_err(|_| ConnectError::Silent)??;
             Ok(TokioIo::new(SocketStream::Tls(Box::new(stream.into()))))
+        })
+    }
+}
+
+/// Connector to the one of several servers that answers. Each connection begins with the server after the one of the last connection, which
+/// may hang.
+#[derive(Clone, Debug)]
+pub(crate) struct SeveralConnector {
+    connector: Connector,
+    urls: Arc<[Uri]>,
+    next: Arc<AtomicUsize>,
+}
+
+impl SeveralConnector {
+    pub(crate) fn new(connector: Connector, urls: &[String]) -> Self {
+        Self {
+            connector,
+            urls: urls.iter().filter_map(|url| url.parse().ok()).collect(),
+            next: Arc::default(),
+        }
+    }
+}
+
+impl Service<Uri> for SeveralConnector {
+    type Response = TokioIo<SocketStream>;
+    type Error = BoxError;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, BoxError>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), BoxError>> {
+        self.connector.poll_ready(cx)
+    }
+
+    fn call(&mut self, _: Uri) -> Self::Future {
+        let Self {
+            connector,
+            urls,
+            next,
+        } = self.clone();
+        Box::pin(async move {
+            let until = Instant::now() + TAKEOVER_MAX;
+            loop {
+                let mut failed: BoxError = ConnectError::Silent.into();
+                let first = next.load(Ordering::Relaxed);
+                for index in (0..urls.len()).map(|offset| (first + offset) % urls.len()) {
+                    let connecting = connector.clone().call(urls[index].clone());
+                    match tokio::time::timeout(SEVERAL_CONNECT_MAX, connecting).await {
+                        Ok(Ok(stream)) => {
+                            next.store(index + 1, Ordering::Relaxed);
+                            return Ok(stream);
+                        }
+                        Ok(Err(error)) => failed = error,
+                        Err(_) => {}
+                    }
+                }
+                if Instant::now() >= until || TlsProblem::of(&*failed).is_some() {
+                    return Err(failed);
+                }
+                tokio::time::sleep(SEVERAL_PAUSE).await;
+            }
         })
     }
 }

@@ -11,7 +11,7 @@ mod listen;
 mod problem;
 mod stream;
 
-pub(crate) use connect::Connector;
+pub(crate) use connect::{Connector, SeveralConnector};
 pub use listen::{ACCEPT_PAUSE, Listener, ServerIdentity, could_not_accept};
 pub use problem::TlsProblem;
 pub use stream::SocketStream;

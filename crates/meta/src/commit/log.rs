@@ -1,10 +1,11 @@
 //! The log of the server's database (next: `log/src/writer.rs`).
 
-use super::{Database, WritingConnection};
+use super::{Database, WritingConnection, in_place};
+use crate::fault::Fault;
 use parking_lot::Mutex;
 use std::io;
 use std::sync::Arc;
-use tidemill_log::{Checkpoints, LogSettings, LogWriter};
+use tidemill_log::{Checkpoints, Deposed, LogSettings, LogWriter, Replicator};
 use tidemill_model::timers::Signals;
 
 /// The writing connection, for checkpoints. `None` once the database is closed.
@@ -20,11 +21,25 @@ impl Checkpoints for SharedWriter {
             return Ok(false);
         }
         let sql = "PRAGMA wal_checkpoint(PASSIVE)";
-        let copied = writing.connection.sql.query_row(sql, [], |row| {
-            let (busy, frames, copied): (bool, i64, i64) = (row.get(0)?, row.get(1)?, row.get(2)?);
-            Ok(!busy && frames == copied)
-        });
-        copied.map_err(io::Error::other)
+        let copy = || {
+            let copied = writing.connection.sql.query_row(sql, [], |row| {
+                let (busy, frames, copied): (bool, i64, i64) =
+                    (row.get(0)?, row.get(1)?, row.get(2)?);
+                Ok(!busy && frames == copied)
+            });
+            copied.map_err(io::Error::other)
+        };
+        match &writing.replicator {
+            Some(replicator) => replicator.checkpoint(copy),
+            None => copy(),
+        }
+    }
+}
+
+impl From<Deposed> for Fault {
+    /// Returns the fault of a server that ends: its clients ask the next server.
+    fn from(_: Deposed) -> Self {
+        Self::Closed
     }
 }
 
@@ -48,6 +63,36 @@ impl Database {
         writing.log = Some(log.clone());
         let _ = self.log.set(log);
         Ok(())
+    }
+
+    /// Makes each change wait until a replicated log has it, from now on. The changes before count as committed now.
+    ///
+    /// # Errors
+    /// The database is closed.
+    pub fn replicate(&self, replicator: Arc<Replicator>) -> io::Result<()> {
+        let mut writing = self.writing.lock();
+        let closed = || io::Error::other("the database is closed");
+        writing.as_mut().ok_or_else(closed)?.replicator = Some(replicator.clone());
+        replicator.committed();
+        let _ = self.replicator.set(replicator);
+        Ok(())
+    }
+
+    /// Returns the log that other servers follow; `None` if there is none.
+    pub fn replicator(&self) -> Option<&Arc<Replicator>> {
+        self.replicator.get()
+    }
+
+    /// Waits until the replicated log has all commits so far. Each later leader then knows everything that a caller has read or changed.
+    pub(super) fn replicated(&self) -> Result<(), Fault> {
+        let Some(replicator) = self.replicator.get() else {
+            return Ok(());
+        };
+        if replicator.is_complete() {
+            return Ok(());
+        }
+        let last = replicator.last_commit();
+        Ok(in_place(|| replicator.wait(last))?)
     }
 
     /// Returns the log of the database; `None` if it has none.

@@ -10,6 +10,7 @@ mod sealed;
 mod session;
 
 use super::{Address, LabelQueue, Unavailable};
+use crate::nats::CallError;
 use parking_lot::{Condvar, Mutex};
 use sealed::Seal;
 use session::NatsSession;
@@ -26,9 +27,6 @@ const REST: Duration = Duration::from_millis(500);
 
 /// Maximum wait of the first call until the first session is open.
 const FIRST: Duration = Duration::from_secs(2);
-
-/// Reason why a call to the NATS servers failed.
-type CallError = String;
 
 /// Identity of the cluster and of its queue in NATS.
 #[derive(Clone)]

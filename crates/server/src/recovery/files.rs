@@ -2,7 +2,7 @@
 
 use super::sources::RecoveredNode;
 use super::{LostFoundEntry, RecoverError, RecoverOptions, Recovered};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt as _;
 use std::path::PathBuf;
@@ -154,6 +154,9 @@ pub(super) fn add(
     };
     for versions in [of_clients, of_tasks] {
         for version in versions {
+            if finish(names, &version, recovered)? {
+                continue;
+            }
             let is_known = |db: &Connection| version::is_known(db, version.id);
             if names.database().read(is_known)? {
                 correct_places(names, &version, &recovered.nodes)?;
@@ -175,16 +178,67 @@ pub(super) fn add(
         }
         adding.made.give_to_owners(names)?;
     }
+    find_missing(names, nodes, since.is_some(), recovered)
+}
+
+/// Finds files whose bytes no node has. Without a log, the rows of nodes name them.
+fn find_missing(
+    names: &SqliteNames,
+    nodes: &[RecoveredNode],
+    with_log: bool,
+    recovered: &mut Recovered,
+) -> Result<(), RecoverError> {
     let missing = nodes.iter().flat_map(|node| &node.missing);
     for object in missing.filter(|object| !object.path.is_empty()) {
         let is_file = |db: &Connection| version::is_known(db, object.id);
-        if since.is_none() && !names.database().read(is_file)? {
+        if !with_log && !names.database().read(is_file)? {
             recovered.missing.push(shown(&object.path));
         }
+    }
+    if with_log {
+        let objects = |node: &RecoveredNode| {
+            let number = node.records.node;
+            let there = node.records.objects.iter();
+            there
+                .map(move |object| (object.id, number))
+                .collect::<Vec<_>>()
+        };
+        let there: HashSet<(u64, u32)> = nodes.iter().flat_map(objects).collect();
+        let given = &recovered.nodes;
+        let has = |object, node| there.contains(&(object, node));
+        let lost = |db: &Connection| replicas::lost(db, given, has);
+        let lost = names.database().read(lost)?;
+        recovered
+            .missing
+            .extend(lost.iter().map(|path| shown(path)));
     }
     recovered.missing.sort();
     recovered.missing.dedup();
     Ok(())
+}
+
+/// Seals a version that was being written at the end of the log, if its node has sealed it. The lost server has acknowledged the seal
+/// to the mount, so the mount does not seal it again. Returns whether it was sealed.
+fn finish(
+    names: &SqliteNames,
+    version: &FoundVersion<'_>,
+    recovered: &mut Recovered,
+) -> Result<bool, Fault> {
+    if version.object.part.is_some() {
+        return Ok(false);
+    }
+    let written = |db: &Connection| match version::only_written(db, version.id)? {
+        Some(ino) => Ok(Some((ino, tidemill_meta::path_of(db, ino)?))),
+        None => Ok(None),
+    };
+    let Some((ino, path)) = names.database().read(written)? else {
+        return Ok(false);
+    };
+    let sealed = seal(names, version, ino)?;
+    if let (true, Some(path)) = (sealed, path) {
+        recovered.added.push(shown(&path));
+    }
+    Ok(sealed)
 }
 
 fn shown(path: &[u8]) -> PathBuf {

@@ -15,6 +15,7 @@ use std::path::{Path, PathBuf};
 use tidemill_log::{RestoreError, restore};
 use tidemill_meta::node_database::NodeTask;
 use tidemill_meta::placement::nodes;
+use tidemill_meta::settings::Rebuilt;
 use tidemill_meta::vnode::InodeRecord;
 use tidemill_meta::{Connection, Fault, OpenError, SqliteNames, ids, schema, settings};
 use tidemill_model::id::Inode;
@@ -57,7 +58,7 @@ pub struct Recovered {
     pub lost_and_found: Vec<LostFoundEntry>,
     /// Number of tasks without a log whose lineage was added from nodes.
     pub tasks: usize,
-    /// Paths of recorded objects without bytes on any node.
+    /// Paths of files whose bytes no node has, although all nodes on which they were have been given.
     pub missing: Vec<PathBuf>,
     /// Number of objects on nodes that belong to no file of the database and were left where they are.
     pub unknown: u64,
@@ -69,7 +70,7 @@ impl Recovered {
     /// Returns whether something is missing in the recovered database.
     #[must_use]
     pub fn is_incomplete(&self) -> bool {
-        self.restored.as_ref().is_none_or(Restored::is_incomplete)
+        self.restored.as_ref().is_none_or(Restored::is_incomplete) || !self.missing.is_empty()
     }
 }
 
@@ -227,8 +228,12 @@ fn written(
             .write_blocking(move |db| tasks::insert(db, &ended))?;
     }
     // Objects without a file stay for a week if a part of the state was left out.
-    let incomplete = recovered.is_incomplete() || options.until.is_some() || recovered.unknown > 0;
-    let mark = move |db: &Connection| settings::set_rebuilt(db, clock::now_ns(), incomplete);
+    let how = match recovered.is_incomplete() {
+        true => Rebuilt::Incomplete,
+        false if options.until.is_some() || recovered.unknown > 0 => Rebuilt::WithOrphans,
+        false => Rebuilt::Complete,
+    };
+    let mark = move |db: &Connection| settings::set_rebuilt(db, clock::now_ns(), how);
     names.database().write_blocking(mark)?;
     names.database().close();
     drop(names);

@@ -22,6 +22,7 @@ const EXAMPLES: &str = "Examples:
   tidemill server run --listen 10.0.0.1:7700          for nodes and mounts on other hosts
   tidemill server run --server-cores 8                run reduce tasks on the server cores
   tidemill server run --queue nats://10.0.0.5:4222    labels wait in NATS
+  tidemill server run --log nats://10.0.0.5:4222      each change is in NATS before its caller continues
 
 The directory holds the database, the socket `server.sock`, `token` (copy it to nodes and mounts on other
 hosts, nobody else), `ca.pem` (copy it nowhere) and `address`, the TCP address. The server ends on SIGTERM; jobs continue
@@ -29,6 +30,12 @@ after its next start.";
 
 /// Name of the queue's environment variable.
 pub(crate) const QUEUE: &str = "TIDEMILL_SERVER_QUEUE";
+
+/// Name of the environment variable of the replicated log.
+pub(crate) const LOG: &str = "TIDEMILL_SERVER_LOG";
+
+/// Name of the environment variable that is set for a server that has led and may not any more.
+const DEPOSED: &str = "TIDEMILL_SERVER_DEPOSED";
 
 /// Place of waiting labels, for all commands that start a server.
 #[derive(Debug, Default, clap::Args)]
@@ -166,6 +173,29 @@ pub(crate) struct Args {
     migration_rate: Option<ByteSize>,
     #[command(flatten, next_help_heading = "Kernels")]
     queue: QueueArg,
+    /// Log of all changes in NATS servers with `JetStream`, as <nats://HOST:PORT>, several separated by commas; ?replicas=3 at the end stores
+    /// each change on three servers. A change is acknowledged when the log has it. Further servers with the same log, started with a copy of
+    /// `cluster.key` in their directories, follow as standbys and take over. An address with a password belongs into the configuration or
+    /// the environment [default: none]
+    #[arg(
+        long,
+        help_heading = "Availability",
+        value_name = "NATS",
+        env = LOG,
+        hide_env_values = true
+    )]
+    log: Option<QueueText>,
+    /// Follow the log, and never lead before another server has led [default: false]
+    #[arg(
+        long,
+        help_heading = "Availability",
+        value_name = "BOOL",
+        env = "TIDEMILL_SERVER_STANDBY",
+        num_args = 0..=1,
+        require_equals = true,
+        default_missing_value = "true"
+    )]
+    standby: Option<bool>,
     #[command(flatten, next_help_heading = "Storage")]
     burst_limits: BurstLimits,
     /// Time without use after which nodes are suspended, such as 10m, until something needs them; off: only by `tidemill
@@ -297,34 +327,66 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
             "TLS IS OFF (--tls off): anybody on the network can read and change data and the cluster's token"
         );
     }
-    let server = tidemill_server::RunningServer::start(config)
-        .await
-        .context("can't start the server")?;
+    let replicated = config.log.is_some();
+    let started = tokio::select! {
+        started = tidemill_server::RunningServer::start(config) => started,
+        // A standby waits until it leads.
+        ended = process::asked_to_end(), if replicated => {
+            ended?;
+            return Ok(ExitCode::SUCCESS);
+        }
+    };
+    let server = started.context("can't start the server")?;
     note_address(&directory, tls, server.address())?;
-    let ended = match server_cores {
-        0 => process::asked_to_end().await.map_err(Into::into),
-        cores => {
-            let ip = server.address().ip();
-            anyhow::ensure!(
-                server_cores_listen.is_some() || !ip.is_unspecified(),
-                "no address for the server cores: --listen {ip}; give --server-cores-listen one that nodes reach"
-            );
-            let endpoint = Endpoint::Unix(server.socket().to_path_buf());
-            let mut server_cores = tidemill_node::NodeConfig::new(
-                SERVER_CORES_NODE,
-                directory.join("cores"),
-                endpoint,
-            );
-            server_cores.role = Role::ServerCores;
-            server_cores.cores = cores;
-            server_cores.tls = tls;
-            server_cores.listen = server_cores_listen.unwrap_or(SocketAddr::new(ip, 0));
-            serve_with_server_cores(server_cores).await
+    let serve = async {
+        let cores = match server_cores {
+            0 => return Ok(process::asked_to_end().await?),
+            cores => cores,
+        };
+        let ip = server.address().ip();
+        anyhow::ensure!(
+            server_cores_listen.is_some() || !ip.is_unspecified(),
+            "no address for the server cores: --listen {ip}; give --server-cores-listen one that nodes reach"
+        );
+        let endpoint = Endpoint::Unix(server.socket().to_path_buf());
+        let mut server_cores =
+            tidemill_node::NodeConfig::new(SERVER_CORES_NODE, directory.join("cores"), endpoint);
+        server_cores.role = Role::ServerCores;
+        server_cores.cores = cores;
+        server_cores.tls = tls;
+        server_cores.listen = server_cores_listen.unwrap_or(SocketAddr::new(ip, 0));
+        serve_with_server_cores(server_cores).await
+    };
+    let ended = tokio::select! {
+        ended = serve => ended,
+        why = server.deposed() => {
+            tracing::error!("{why}; from now on it follows as a standby");
+            return Err(process::again(DEPOSED, true).into());
         }
     };
     tracing::info!("stopping");
     server.shutdown().await;
     ended.map(|()| ExitCode::SUCCESS)
+}
+
+/// Returns the settings of the replicated log, if there is one.
+fn replication(
+    log: Option<&QueueText>,
+    standby: Option<bool>,
+    file: &crate::config::ServerSection,
+) -> anyhow::Result<Option<tidemill_server::ReplicationConfig>> {
+    let Some(log) = log.or(file.log.as_ref()) else {
+        return Ok(None);
+    };
+    let follows = standby.or(file.standby).unwrap_or(false);
+    let follows = follows || std::env::var_os(DEPOSED).is_some();
+    Ok(Some(tidemill_server::ReplicationConfig {
+        address: log.address().context("--log")?,
+        role: match follows {
+            true => tidemill_server::Role::Standby,
+            false => tidemill_server::Role::Leader,
+        },
+    }))
 }
 
 fn config(args: Args, context: &CommandContext) -> anyhow::Result<tidemill_server::ServeConfig> {
@@ -371,6 +433,7 @@ fn config(args: Args, context: &CommandContext) -> anyhow::Result<tidemill_serve
     if let Some(queue) = args.queue.queue.as_ref().or(file.queue.as_ref()) {
         config.queue = queue.place().context("--queue")?;
     }
+    config.log = replication(args.log.as_ref(), args.standby, file)?;
     if let Some(jobs) = args.jobs_each.or(file.jobs_each) {
         config.limits.jobs_each = jobs;
     }

@@ -320,6 +320,38 @@ pub fn is_misplaced(
     Ok(first.is_some_and(|first| given.contains(&first) && !holders.contains(&first)))
 }
 
+/// Returns the paths of stored versions whose nodes are all in `given` if none of these nodes has the object according to `has`. A path is the
+/// present one of the file, or that of the version when it was written.
+pub fn lost(
+    db: &Connection,
+    given: &[u32],
+    has: impl Fn(u64, u32) -> bool,
+) -> Result<Vec<Vec<u8>>, Fault> {
+    let sql = "SELECT object, node, ino, path FROM held WHERE removed = 0 AND node >= 0";
+    let mut statement = db.sql.prepare_cached(sql)?;
+    let mut others = db
+        .sql
+        .prepare_cached("SELECT node FROM replica WHERE object = ?1 AND state > 0")?;
+    let mut rows = statement.query([])?;
+    let mut lost = Vec::new();
+    while let Some(row) = rows.next()? {
+        let object = row.get::<_, i64>(0)?.cast_unsigned();
+        let first = row.get::<_, i64>(1)?;
+        let holders = others.query_map([object.cast_signed()], |row| row.get::<_, i64>(0))?;
+        let holders = holders.chain([Ok(first)]);
+        let holders: Vec<u32> = holders
+            .filter_map(|node| node.map(|node| u32::try_from(node).ok()).transpose())
+            .collect::<Result<_, _>>()?;
+        let all_given = holders.iter().all(|node| given.contains(node));
+        if all_given && !holders.iter().any(|&node| has(object, node)) {
+            let ino = row.get::<_, i64>(2)?.cast_unsigned();
+            let stored: Vec<u8> = row.get(3)?;
+            lost.push(crate::path_of(db, ino)?.unwrap_or(stored));
+        }
+    }
+    Ok(lost)
+}
+
 /// Makes a node that holds an object the node of the first replica.
 pub fn place_on(db: &Connection, object: u64, node: u32) -> Result<(), Fault> {
     insert(db, object, node)?;

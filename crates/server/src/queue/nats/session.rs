@@ -3,16 +3,16 @@
 //! **Invariant**: every wait in this module ends within [`ANSWER`], or within twice that time while a batch is received. Each wait covers
 //! at most [`CHUNK`] labels.
 
+use super::QueueIdentity;
 use super::in_flight::{InFlight, Receipt};
-use super::{CallError, QueueIdentity};
-use crate::queue::address::Secret;
+use crate::nats::{ANSWER, CallError, connect, failed, find_stream, within};
+use async_nats::Client;
 use async_nats::jetstream::consumer::{AckPolicy, Consumer, pull};
-use async_nats::jetstream::context::{Context, ContextBuilder, GetStreamErrorKind};
+use async_nats::jetstream::context::{Context, ContextBuilder};
 use async_nats::jetstream::stream::{
     self, ConsumerErrorKind, RetentionPolicy, StorageType, Stream,
 };
 use async_nats::jetstream::{ErrorCode, Message};
-use async_nats::{Client, ConnectOptions};
 use futures_util::StreamExt;
 use std::collections::BTreeMap;
 use std::fmt::Display;
@@ -20,8 +20,6 @@ use std::time::Duration;
 use tidemill_model::id::{LabelId, NodeId};
 use tidemill_model::label::Label;
 
-/// Time limit for an answer of the NATS servers.
-const ANSWER: Duration = Duration::from_secs(2);
 /// Maximum number of labels that are sent or received together.
 const CHUNK: usize = 500;
 const CHUNK_BYTES: usize = 4 << 20;
@@ -38,6 +36,20 @@ impl QueueIdentity {
 
     fn subject(&self, node: &dyn Display) -> String {
         format!("tidemill.{:016x}.{node}", self.cluster)
+    }
+
+    fn stream_config(&self) -> stream::Config {
+        stream::Config {
+            name: self.stream(),
+            description: Some(
+                "labels of a Tidemill cluster; each is removed when its end is known".into(),
+            ),
+            subjects: vec![self.subject(&'*')],
+            retention: RetentionPolicy::WorkQueue,
+            storage: StorageType::File,
+            num_replicas: self.address.replicas(),
+            ..stream::Config::default()
+        }
     }
 }
 
@@ -60,26 +72,13 @@ impl std::fmt::Debug for NatsSession {
     }
 }
 
-/// Returns a function that adds the name of the failed action to an error.
-fn failed<E: Display>(what: &'static str) -> impl Fn(E) -> CallError {
-    move |error| format!("{what}: {error}")
-}
-
-/// Waits for an action, at most as long as an answer may take.
-async fn within<T>(
-    what: &'static str,
-    doing: impl Future<Output = Result<T, CallError>>,
-) -> Result<T, CallError> {
-    let done = tokio::time::timeout(ANSWER, doing).await;
-    done.unwrap_or_else(|_| Err(format!("{what}: no answer for {} s", ANSWER.as_secs())))
-}
-
 impl NatsSession {
     /// Connects to the NATS servers, creates missing parts of the queue and receives all labels in the stream.
     pub(super) async fn open(place: &QueueIdentity) -> Result<Self, CallError> {
-        let client = connect(place).await?;
+        let name = format!("tidemill cluster {:016x}", place.cluster);
+        let client = connect(&place.address, name).await?;
         let context = ContextBuilder::new().timeout(ANSWER).build(client.clone());
-        let stream = find_stream(place, &context).await?;
+        let stream = find_stream(&context, place.stream_config()).await?;
         let consumer = take_over(&stream).await?;
         let mut session = Self {
             held: InFlight::default(),
@@ -250,63 +249,6 @@ impl NatsSession {
         };
         within(WHAT, sent).await
     }
-}
-
-async fn connect(place: &QueueIdentity) -> Result<Client, CallError> {
-    let mut options = ConnectOptions::new()
-        .name(format!("tidemill cluster {:016x}", place.cluster))
-        .connection_timeout(ANSWER)
-        .request_timeout(Some(ANSWER));
-    options = match place.address.secret() {
-        None => options,
-        Some(Secret::Token(token)) => options.token(token.clone()),
-        Some(Secret::User(user, password)) => {
-            options.user_and_password(user.clone(), password.clone())
-        }
-    };
-    let servers = place.address.servers().to_vec();
-    options.connect(servers).await.map_err(failed("connecting"))
-}
-
-/// Returns the cluster's stream, and creates the stream if it is missing.
-async fn find_stream(place: &QueueIdentity, context: &Context) -> Result<Stream, CallError> {
-    let wanted = stream::Config {
-        name: place.stream(),
-        description: Some(
-            "labels of a Tidemill cluster; each is removed when its end is known".into(),
-        ),
-        subjects: vec![place.subject(&'*')],
-        retention: RetentionPolicy::WorkQueue,
-        storage: StorageType::File,
-        num_replicas: place.address.replicas(),
-        ..stream::Config::default()
-    };
-    let found = match context.get_stream(&wanted.name).await {
-        Ok(found) => found,
-        Err(error) if is_gone(&error.kind()) => {
-            let made = context.create_stream(wanted).await;
-            return made.map_err(failed("creating the stream"));
-        }
-        Err(error) => return Err(failed("looking for the stream")(error)),
-    };
-    let is = &found.cached_info().config;
-    if is.retention != wanted.retention || is.subjects != wanted.subjects || is.no_ack {
-        let name = &wanted.name;
-        return Err(format!(
-            "stream {name} has other settings than Tidemill uses; remove it, and Tidemill recreates it"
-        ));
-    }
-    if is.num_replicas != wanted.num_replicas {
-        let mut config = is.clone();
-        config.num_replicas = wanted.num_replicas;
-        let changed = context.update_stream(config).await;
-        changed.map_err(failed("changing the number of replicas"))?;
-    }
-    Ok(found)
-}
-
-fn is_gone(kind: &GetStreamErrorKind) -> bool {
-    matches!(kind, GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND)
 }
 
 fn was_gone(kind: &ConsumerErrorKind) -> bool {

@@ -2,6 +2,7 @@
 import json
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import time
@@ -21,10 +22,39 @@ def wait(what, ready, seconds=60):
     raise SystemExit(f"gave up waiting for {what}")
 
 
+def ports(count):
+    """Returns TCP ports that are free now."""
+    bound = [socket.socket() for _ in range(count)]
+    for one in bound:
+        one.bind(("127.0.0.1", 0))
+    found = [one.getsockname()[1] for one in bound]
+    for one in bound:
+        one.close()
+    return found
+
+
+def nats_servers(directory):
+    """Returns the commands of three NATS servers that store each message on all three, on their disks, and the address of a log there."""
+    clients, routes = ports(3), ports(3)
+    commands = []
+    for n in range(3):
+        config = f"{directory}/nats-{n}.conf"
+        with open(config, "w") as out:
+            out.write(
+                f'server_name: n{n}\nlisten: "127.0.0.1:{clients[n]}"\n'
+                f'jetstream {{ store_dir: "{directory}/nats-{n}", sync_interval: always }}\n'
+                f'cluster {{ name: log, listen: "127.0.0.1:{routes[n]}", '
+                f'routes: [{", ".join(f"nats-route://127.0.0.1:{port}" for port in routes)}] }}\n'
+            )
+        commands.append([os.environ.get("NATS_SERVER", "nats-server"), "-c", config])
+    return commands, ",".join(f"nats://127.0.0.1:{port}" for port in clients) + "?replicas=3"
+
+
 class Cluster:
     """`with Cluster(nodes=1, cores=2, mount=True) as cluster:`; `mount` can also be the number of mounts."""
 
-    def __init__(self, nodes=1, cores=2, mount=False, directory=None, tls="on", binary=BINARY):
+    def __init__(self, nodes=1, cores=2, mount=False, directory=None, tls="on", binary=BINARY, replicated=False):
+        self.replicated = replicated
         self.tls, self.binary = tls, os.path.abspath(binary)
         self.directory = tempfile.mkdtemp(prefix="tidemill-bench-", dir=directory)
         self.endpoint = f"unix:{self.directory}/server/server.sock"
@@ -38,7 +68,14 @@ class Cluster:
             raise
 
     def _start_all(self, nodes, cores, mount):
-        self._start("server", "server", "run", "--data-dir", f"{self.directory}/server", "--listen", "127.0.0.1:0")
+        serve = ["--data-dir", f"{self.directory}/server", "--listen", "127.0.0.1:0"]
+        nats = []
+        if self.replicated:
+            commands, log = nats_servers(self.directory)
+            serve += ["--log", log]
+            nats = [subprocess.Popen(command, stderr=subprocess.DEVNULL, start_new_session=True) for command in commands]
+        self._start("server", "server", "run", *serve)
+        self.processes += nats
         wait("the server", lambda: self.run("status").returncode == 0)
         for number in range(nodes):
             self._start(f"node{number}", "node", "run", "--id", str(number), "--data-dir",

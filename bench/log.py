@@ -1,20 +1,24 @@
 #!/usr/bin/env python3
 """The log of the server's database: what it costs while files are created, and how long a recovery takes.
 
-  cargo build --release && bench/log.py --peer BINARY [--files 3000] [--rounds 5] [--many 1000000] [--only cost,recover]
+  cargo build --release && bench/log.py --peer BINARY [--files 3000] [--rounds 5] [--many 1000000] [--only cost,recover,replicated]
 
 `cost` creates, writes (4 KiB) and closes files through a mount, in turns with this binary and with BINARY, that of another release. It reports the
 time, and the processor time of the server and of the nodes until 2 s later. `recover` adds that many files to a server's database, waits
-until a node has the log, recovers the database from the node's directory, and copies the file of the database for comparison. Needs root.
+until a node has the log, recovers the database from the node's directory, and copies the file of the database for comparison. `replicated`
+makes directories with one and with 64 threads, and small files, in turns without a log and with a log in three NATS servers on this machine,
+each of which syncs each message (the binary needs the feature `nats`). Needs root.
 Prints JSON lines.
 """
 import argparse
+import itertools
 import json
 import os
 import shutil
 import sqlite3
 import statistics
 import subprocess
+import threading
 import time
 
 from growth import processor_s
@@ -114,6 +118,51 @@ def recover(many):
         print(json.dumps({key: round(value, 2) if isinstance(value, float) else value for key, value in line.items()}), flush=True)
 
 
+def rates(replicated, files):
+    """Returns the rates of changes through a mount, per second."""
+    with Cluster(nodes=1, mount=True, replicated=replicated) as cluster:
+        def rate(threads, change):
+            made = itertools.count()
+
+            def work():
+                while (number := next(made)) < files:
+                    change(number)
+
+            workers = [threading.Thread(target=work) for _ in range(threads)]
+            began = time.time()
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            return files / (time.time() - began)
+
+        def small(number):
+            file = os.open(f"{cluster.mount_point}/files/{number}", os.O_CREAT | os.O_WRONLY)
+            os.write(file, b"x" * 4096)
+            os.close(file)
+
+        for name in ("warm", "one", "many", "files"):
+            os.mkdir(f"{cluster.mount_point}/{name}")
+        rate(4, lambda number: os.mkdir(f"{cluster.mount_point}/warm/{number}"))
+        return {
+            "mkdir_1": rate(1, lambda number: os.mkdir(f"{cluster.mount_point}/one/{number}")),
+            "mkdir_64": rate(64, lambda number: os.mkdir(f"{cluster.mount_point}/many/{number}")),
+            "files": rate(1, small),
+        }
+
+
+def replicated(files, rounds):
+    measured = {True: [], False: []}
+    for _ in range(rounds):
+        for with_log in (True, False):
+            line = rates(with_log, files)
+            print(json.dumps({"what": "rates", "replicated": with_log, **{k: round(v) for k, v in line.items()}}), flush=True)
+            measured[with_log].append(line)
+    for key in measured[True][0]:
+        middle = {with_log: statistics.median(line[key] for line in lines) for with_log, lines in measured.items()}
+        print(json.dumps({"what": "ratio", "of": key, "replicated_to_not": round(middle[True] / middle[False], 3)}), flush=True)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peer", help="binary of a release without a log")
@@ -124,6 +173,8 @@ def main():
     options = parser.parse_args()
     if "recover" in options.only.split(","):
         recover(options.many)
+    if "replicated" in options.only.split(","):
+        replicated(options.files, options.rounds)
     if "cost" in options.only.split(","):
         costs(options.peer or parser.error("cost needs --peer"), options.files, options.rounds)
 

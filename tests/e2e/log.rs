@@ -148,7 +148,7 @@ fn lost_host_of_server_loses_nothing_that_the_log_has() {
     cluster.continue_with(3);
     assert_eq!(cluster.sh("cat in/d"), "two\n");
     let checked = cluster.run(&["cluster", "fsck", "--age", "0s"]);
-    assert!(checked.ok, "{}{}", checked.out, checked.err);
+    assert!(checked.ok, "{}{}{recovered}", checked.out, checked.err);
 }
 
 #[test]

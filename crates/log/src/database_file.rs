@@ -21,10 +21,14 @@ impl DatabaseFile {
         Ok(Self(options.mode(0o600).open(path)?))
     }
 
-    /// Gives the database the length of a state, and waits until it is on the disk.
+    /// Gives the database the length of a state.
     pub(crate) fn end(&self, state: &Header) -> io::Result<()> {
         let pages = u64::from(state.pages) * u64::from(state.page_size);
-        self.0.set_len(pages)?;
+        self.0.set_len(pages)
+    }
+
+    /// Waits until the database is on the disk.
+    pub(crate) fn sync(&self) -> io::Result<()> {
         self.0.sync_all()
     }
 

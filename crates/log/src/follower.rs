@@ -92,7 +92,7 @@ impl Follower {
         &self.attached
     }
 
-    /// Waits until the database is on the disk.
+    /// Completes the database. After a power loss it may be damaged: then it must be made from the log again.
     ///
     /// # Errors
     /// The database can't be written.

@@ -7,7 +7,7 @@
 
 use crate::file::{AttachedFile, FileWriter, Header, LogKey};
 use crate::name::{FileKind, FileName};
-use crate::pages::{PageView, Source, SourceProblem};
+use crate::pages::{PageChanges, PageView, Source, SourceProblem};
 use crate::writer;
 use parking_lot::{Condvar, Mutex};
 use std::collections::VecDeque;
@@ -19,8 +19,12 @@ use std::time::{Duration, Instant};
 
 /// Maximum number of records on their way to the log.
 const IN_FLIGHT_MAX: usize = 4;
-/// A snapshot is made when the records since the last one are as long as that snapshot, but at least this long.
-const SNAPSHOT_BYTES_MIN: u64 = 64 << 20;
+/// A snapshot is made when the records since the last one are as long as that snapshot, but at least this long: a server that starts reads
+/// them one by one.
+const SNAPSHOT_BYTES_MIN: u64 = 4 << 20;
+
+/// Number of times that changes are looked for if SQLite has appended some; a transaction may end in between.
+const CHANGES_TRIES: u32 = 3;
 
 /// Record of the log: the pages that changed since the record before it.
 #[derive(Debug)]
@@ -50,8 +54,13 @@ pub trait RecordSender: Send + Sync + std::fmt::Debug {
 
 /// The leader has lost its leadership, or can't lead any more; no commit is acknowledged.
 #[derive(Clone, Debug, thiserror::Error)]
-#[error("this server does not lead the cluster any more: {0}")]
-pub struct Deposed(pub String);
+#[error("this server does not lead the cluster any more: {why}")]
+pub struct Deposed {
+    /// Reason.
+    pub why: String,
+    /// Whether another server leads.
+    pub by_other: bool,
+}
 
 /// Settings of a replicated log.
 #[derive(Clone, Debug)]
@@ -89,6 +98,8 @@ type Answer = Box<dyn FnOnce() + Send>;
 
 #[derive(Default)]
 struct Progress {
+    /// Whether a transaction may be visible that is not counted yet.
+    committing: bool,
     /// Number of commits, of commits in records that were sent, and of commits that the log has.
     commits: u64,
     sent: u64,
@@ -97,8 +108,6 @@ struct Progress {
     in_flight: VecDeque<(u64, u64)>,
     /// Answers in the order of their commits.
     waiting: VecDeque<(u64, Answer)>,
-    /// Start of the present wait for the log.
-    since: Option<Instant>,
     deposed: Option<Deposed>,
     stop: bool,
 }
@@ -107,7 +116,6 @@ impl Progress {
     /// Records that the log has all commits up to this one. Returns the answers that can be given.
     fn advance(&mut self, commit: u64) -> Vec<Answer> {
         self.acknowledged = self.acknowledged.max(commit);
-        self.since = (self.acknowledged < self.commits).then(Instant::now);
         let ready = |(commit, _): &(u64, Answer)| *commit <= self.acknowledged;
         let count = self.waiting.iter().take_while(|one| ready(one)).count();
         let answers = self.waiting.drain(..count);
@@ -134,11 +142,9 @@ impl Shared {
         answers.into_iter().for_each(|answer| answer());
     }
 
-    fn depose(&self, why: String) {
+    fn depose(&self, deposed: Deposed) {
         let mut progress = self.progress.lock();
-        if progress.deposed.is_none() {
-            progress.deposed = Some(Deposed(why));
-        }
+        progress.deposed.get_or_insert(deposed);
         let waiting = std::mem::take(&mut progress.waiting);
         drop(progress);
         self.changed.notify_all();
@@ -226,7 +232,7 @@ impl Replicator {
         let thread = builder.spawn(move || {
             while wait_for_commits(&shared) {
                 if let Err(error) = record(&recorder, &shared) {
-                    return shared.depose(error.to_string());
+                    return shared.depose(failed(&error));
                 }
             }
         })?;
@@ -234,13 +240,23 @@ impl Replicator {
         Ok(())
     }
 
-    /// Tells the log that something was committed.
-    pub fn committed(&self) {
+    /// Tells the log that a commit begins: readers may see it from now on.
+    pub fn committing(&self) {
+        self.shared.progress.lock().committing = true;
+    }
+
+    /// Tells the log that a commit has ended, and whether something was committed.
+    pub fn ended(&self, committed: bool) {
         let mut progress = self.shared.progress.lock();
-        progress.commits += 1;
-        progress.since.get_or_insert_with(Instant::now);
+        progress.committing = false;
+        progress.commits += u64::from(committed);
         drop(progress);
         self.shared.changed.notify_all();
+    }
+
+    /// Tells the log that something was changed outside of a transaction.
+    pub fn committed(&self) {
+        self.ended(true);
     }
 
     /// Returns the number of the last commit.
@@ -267,7 +283,28 @@ impl Replicator {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         let progress = self.shared.progress.lock();
-        progress.deposed.is_none() && progress.acknowledged >= progress.commits
+        progress.deposed.is_none()
+            && !progress.committing
+            && progress.acknowledged >= progress.commits
+    }
+
+    /// Waits until the log has all commits that a reader may have seen.
+    ///
+    /// # Errors
+    /// The log will never have them.
+    pub fn wait_for_reads(&self) -> Result<(), Deposed> {
+        let mut progress = self.shared.progress.lock();
+        let seen = progress.commits + u64::from(progress.committing);
+        loop {
+            if let Some(deposed) = &progress.deposed {
+                return Err(deposed.clone());
+            }
+            let failed = !progress.committing && progress.commits < seen;
+            if progress.acknowledged >= seen - u64::from(failed) {
+                return Ok(());
+            }
+            self.shared.changed.wait(&mut progress);
+        }
     }
 
     /// Waits until the log has all commits up to this one.
@@ -302,21 +339,14 @@ impl Replicator {
     }
 
     /// Ends the leadership.
-    pub fn depose(&self, why: String) {
-        self.shared.depose(why);
+    pub fn depose(&self, deposed: Deposed) {
+        self.shared.depose(deposed);
     }
 
     /// Returns the reason why this server does not lead any more.
     #[must_use]
     pub fn deposed(&self) -> Option<Deposed> {
         self.shared.progress.lock().deposed.clone()
-    }
-
-    /// Returns for how long the first unacknowledged commit has waited for the log.
-    #[must_use]
-    pub fn delay(&self) -> Option<Duration> {
-        let since = self.shared.progress.lock().since;
-        since.map(|since| since.elapsed())
     }
 
     /// Copies the write-ahead log into the database by `copy`, which returns whether all of it was copied. No transaction may run. Returns
@@ -329,7 +359,7 @@ impl Replicator {
             return Ok(false);
         }
         if let Err(error) = record(&self.recorder, &self.shared) {
-            self.shared.depose(error.to_string());
+            self.shared.depose(failed(&error));
             return Ok(false);
         }
         let mut recorder = self.recorder.lock();
@@ -343,24 +373,25 @@ impl Replicator {
         Ok(complete)
     }
 
-    /// Sends the last record, and waits until the log has all commits, at most for a time. Nothing must be committed from now on.
+    /// Waits until the log has all commits, at most for a time, and ends the leadership: callers that still wait get no answer.
     pub fn close(&self, at_most: Duration) {
-        self.shared.progress.lock().stop = true;
-        self.shared.changed.notify_all();
-        if let Some(thread) = self.thread.lock().take() {
-            let _ = thread.join();
-        }
         let until = Instant::now() + at_most;
         let mut progress = self.shared.progress.lock();
+        progress.stop = true;
+        self.shared.changed.notify_all();
         while progress.deposed.is_none() && progress.acknowledged < progress.commits {
-            if self
-                .shared
-                .changed
-                .wait_until(&mut progress, until)
-                .timed_out()
-            {
-                return;
+            let waited = self.shared.changed.wait_until(&mut progress, until);
+            if waited.timed_out() {
+                break;
             }
+        }
+        drop(progress);
+        self.shared.depose(Deposed {
+            why: "the server ends".into(),
+            by_other: false,
+        });
+        if let Some(thread) = self.thread.lock().take() {
+            let _ = thread.join();
         }
     }
 }
@@ -368,6 +399,13 @@ impl Replicator {
 impl Drop for Replicator {
     fn drop(&mut self) {
         self.close(Duration::ZERO);
+    }
+}
+
+fn failed(error: &io::Error) -> Deposed {
+    Deposed {
+        why: error.to_string(),
+        by_other: false,
     }
 }
 
@@ -433,12 +471,24 @@ impl Recorder {
         }
     }
 
+    /// Returns the changes since the last record; `None` if there are none.
+    fn changes(&mut self) -> io::Result<Option<PageChanges>> {
+        for _ in 0..CHANGES_TRIES {
+            let changes = self.source.changes().map_err(|problem| match problem {
+                SourceProblem::Io(error) => error,
+                SourceProblem::Disturbed => io::Error::other(problem.to_string()),
+            })?;
+            // SQLite knows how many pages it has appended: none may be overlooked.
+            if changes.is_some() || self.source.wal_bytes().0 == 0 {
+                return Ok(changes);
+            }
+        }
+        Err(io::Error::other("the write-ahead log can't be read"))
+    }
+
     /// Returns the next record; `None` if nothing has changed.
     fn next(&mut self) -> io::Result<Option<Record>> {
-        let changes = self.source.changes().map_err(|problem| match problem {
-            SourceProblem::Io(error) => error,
-            SourceProblem::Disturbed => io::Error::other(problem.to_string()),
-        })?;
+        let changes = self.changes()?;
         let attached = writer::attached(&self.settings.attached)?;
         let attached = (attached != self.attached).then_some(attached);
         if changes.is_none() && attached.is_none() {
@@ -499,8 +549,14 @@ impl Recorder {
                 self.snapshot_bytes = bytes;
                 self.sender.store(SnapshotFile { name, path });
             }
-            Ok(_) => {}
-            Err(error) => tracing::warn!(%error, "can't write a snapshot for the replicated log"),
+            written => {
+                if let Err(error) = written {
+                    tracing::warn!(%error, "can't write a snapshot for the replicated log");
+                }
+                let _ = std::fs::remove_file(path);
+                // Tries again earlier than after a success.
+                self.since_snapshot += self.snapshot_bytes.max(SNAPSHOT_BYTES_MIN) / 2;
+            }
         }
     }
 }

@@ -119,6 +119,7 @@ pub fn restore(
         };
         let (header, segments) = restore.segments(&copies, header, &mut attached)?;
         let ended = restore.database.end(&header);
+        let ended = ended.and_then(|()| restore.database.sync());
         ended.map_err(|source| io_error(into, source))?;
         return Ok(Restored {
             last: header.name,

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tidemill_log::{
-    FileProblem, Follower, LogKey, Record, RecordBase, RecordSender, Replicator,
+    Deposed, FileProblem, Follower, LogKey, Record, RecordBase, RecordSender, Replicator,
     ReplicatorSettings, SnapshotFile,
 };
 
@@ -211,7 +211,10 @@ fn deposed_leader_answers_nobody() {
         told.fetch_add(1, Ordering::SeqCst);
     });
     leader.stored.records(1);
-    leader.replicator.depose("another server leads".into());
+    leader.replicator.depose(Deposed {
+        why: "another server leads".into(),
+        by_other: true,
+    });
     leader.replicator.acknowledge(1);
     assert!(leader.replicator.wait(commit).is_err());
     assert!(!leader.replicator.is_complete());

@@ -353,13 +353,14 @@ impl Database {
         if self.waiting.load(Ordering::Acquire) == 0
             && let Some(mut writing) = self.writing.try_lock()
         {
-            let committed = {
-                let writing = writing.as_mut().ok_or(Fault::Closed)?;
-                writing.alone(durable, work)?
+            let committed = match writing.as_mut() {
+                Some(writing) => writing.alone(durable, work),
+                None => Err(Fault::Closed),
             };
             drop(writing);
+            // A refusal may be due to a change that only this server knows.
             self.replicated()?;
-            return Ok(committed);
+            return committed;
         }
         self.submit(durable, work)?
             .blocking_recv()
@@ -424,9 +425,9 @@ impl Database {
             let writing = self.writing.lock();
             return view(&writing.as_ref().ok_or(Fault::Closed)?.connection, work);
         }
-        let value = view(&self.reader(), work)?;
+        let value = view(&self.reader(), work);
         self.replicated()?;
-        Ok(value)
+        value
     }
 
     /// Returns a reading connection, a free one if possible.
@@ -502,9 +503,8 @@ impl Database {
         let read = view(&connection, work);
         connection.sql.progress_handler(0, None::<fn() -> bool>)?;
         drop(connection);
-        let read = read.map_err(Fault::unless_interrupted)?;
         self.replicated()?;
-        Ok(read)
+        read.map_err(Fault::unless_interrupted)
     }
 
     /// Returns the limits on the users' work in the queue of the writer.
@@ -756,16 +756,26 @@ impl WritingConnection {
             self.connection.sql.execute_batch("ROLLBACK")?;
         }
         if let Some(reserve) = &mut self.reserve {
-            reserve.look(&self.connection, self.log.as_deref());
+            let replicated = self.replicator.is_some();
+            reserve.look(&self.connection, (self.log.as_deref(), replicated));
         }
         execute(&self.connection, "BEGIN IMMEDIATE")?;
         Ok(())
     }
     /// Commits the transaction, which contains this number of pieces of work.
     fn commit(&mut self, pieces: usize) -> rusqlite::Result<()> {
+        let changed = self.connection.sql.total_changes();
+        let changes = self.changed != changed;
+        let replicator = self.replicator.clone().filter(|_| changes);
+        if let Some(replicator) = &replicator {
+            replicator.committing();
+        }
         self.committing.store(true, Ordering::Relaxed);
         let committed = execute(&self.connection, "COMMIT");
         self.committing.store(false, Ordering::Relaxed);
+        if let Some(replicator) = &replicator {
+            replicator.ended(committed.is_ok());
+        }
         if committed.is_err() {
             self.roll_back();
             return committed.map(drop);
@@ -775,14 +785,11 @@ impl WritingConnection {
             tracing::info!("the database can store changes again");
             *self.trouble.lock() = None;
         }
-        let changed = self.connection.sql.total_changes();
-        if std::mem::replace(&mut self.changed, changed) != changed {
+        if changes {
+            self.changed = changed;
             self.wakes.wake(COMMIT);
             if let Some(log) = &self.log {
                 log.committed();
-            }
-            if let Some(replicator) = &self.replicator {
-                replicator.committed();
             }
         }
         Ok(())

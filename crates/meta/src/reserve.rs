@@ -117,13 +117,17 @@ impl DatabaseReserve {
     }
 
     /// Checks the free space of the device before each transaction. The check costs one system call while there is enough space.
-    pub(super) fn look(&mut self, connection: &Connection, log: Option<&LogWriter>) {
+    pub(super) fn look(
+        &mut self,
+        connection: &Connection,
+        (log, replicated): (Option<&LogWriter>, bool),
+    ) {
         if self.is_low() {
             if self.has_space() {
                 self.take();
                 self.set_low(false);
             } else {
-                self.shorten(connection, log);
+                self.shorten(connection, (log, replicated));
             }
         } else if self.free().is_some_and(|free| free < FULL_BYTES) {
             self.give();
@@ -131,11 +135,15 @@ impl DatabaseReserve {
     }
 
     /// Copies the write-ahead log into the database and truncates the log, since the database may have free pages.
-    fn shorten(&mut self, connection: &Connection, log: Option<&LogWriter>) {
+    fn shorten(&mut self, connection: &Connection, (log, replicated): (Option<&LogWriter>, bool)) {
         if self.shortened.is_some_and(|last| last.elapsed() < PERIOD) {
             return;
         }
         if let Some(log) = log {
+            if replicated {
+                // The replicated log must have read everything first.
+                return log.checkpoint();
+            }
             log.disturb();
         }
         self.shortened = Some(Instant::now());

@@ -12,6 +12,9 @@ use tokio::sync::Notify;
 /// Time after a renewal for which the leader answers.
 #[cfg(feature = "nats")]
 const VALID: Duration = Duration::from_millis(1000);
+/// Time limit for the log to have the last changes at the end of a server.
+#[cfg(feature = "nats")]
+const LAST: Duration = Duration::from_millis(900);
 /// Interval at which a thread looks at an ended lease.
 const LOOK: Duration = Duration::from_millis(5);
 
@@ -79,6 +82,12 @@ impl Lease {
         self.ended.store(true, Ordering::Release);
     }
 
+    /// Makes the right necessary from now on.
+    #[cfg(feature = "nats")]
+    pub(crate) fn require(&self) {
+        self.required.store(true, Ordering::Release);
+    }
+
     /// Extends the right, which was renewed by a request sent at a time.
     #[cfg(feature = "nats")]
     pub(crate) fn renew(&self, sent: u64, required: bool) {
@@ -110,10 +119,22 @@ impl Leadership {
         Some(self.0.as_ref()?.state())
     }
 
-    /// Waits until this server does not lead any more, and returns the reason. Never returns without a replicated log.
-    pub(crate) async fn deposed(&self) -> String {
+    /// Ends the leadership at the end of the server, after the log has all changes, but in less than a second.
+    pub(crate) fn end(&self) {
+        if let Some(leading) = &self.0 {
+            leading.lease.end();
+            leading.replicator.close(LAST);
+        }
+    }
+
+    /// Waits until this server does not lead any more. Returns the reason, and whether another server leads. Never returns without a
+    /// replicated log.
+    pub(crate) async fn deposed(&self) -> (String, bool) {
         match &self.0 {
-            Some(leading) => leading.deposed().await.to_string(),
+            Some(leading) => {
+                let deposed = leading.deposed().await;
+                (deposed.to_string(), deposed.by_other)
+            }
             None => std::future::pending().await,
         }
     }
@@ -133,7 +154,9 @@ impl Leadership {
         None
     }
 
-    pub(crate) async fn deposed(&self) -> String {
+    pub(crate) fn end(&self) {}
+
+    pub(crate) async fn deposed(&self) -> (String, bool) {
         std::future::pending().await
     }
 }

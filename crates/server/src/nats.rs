@@ -15,6 +15,9 @@ use std::time::Duration;
 /// Time limit for an answer of the NATS servers.
 pub(crate) const ANSWER: Duration = Duration::from_secs(2);
 
+/// Interval of requests to a NATS server that must be answered; the third one without an answer ends the connection.
+const PING: Duration = Duration::from_secs(1);
+
 /// Reason why a call to the NATS servers failed.
 pub(crate) type CallError = String;
 
@@ -37,6 +40,7 @@ pub(crate) async fn connect(address: &Address, name: String) -> Result<Client, C
     let mut options = ConnectOptions::new()
         .name(name)
         .connection_timeout(ANSWER)
+        .ping_interval(PING)
         .request_timeout(Some(ANSWER));
     options = match address.secret() {
         None => options,

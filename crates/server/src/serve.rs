@@ -284,17 +284,11 @@ impl RunningServer {
             .enable_all()
             .build()
             .map_err(|source| file(&config.dir, source))?;
+        let mut runtime = StartingRuntime(Some(runtime));
         let begun = runtime.spawn(Self::begin(config)).await;
-        match begun.unwrap_or(Err(StartError::Fault(Fault::Closed))) {
-            Ok(mut server) => {
-                server.runtime = Some(runtime);
-                Ok(server)
-            }
-            Err(error) => {
-                runtime.shutdown_background();
-                Err(error)
-            }
-        }
+        let mut server = begun.unwrap_or(Err(StartError::Fault(Fault::Closed)))?;
+        server.runtime = runtime.0.take();
+        Ok(server)
     }
 
     async fn begin(config: ServeConfig) -> Result<Self, StartError> {
@@ -393,8 +387,9 @@ impl RunningServer {
         &self.token
     }
 
-    /// Waits until this server does not lead the cluster any more, and returns the reason. Never returns without a replicated log.
-    pub async fn deposed(&self) -> String {
+    /// Waits until this server does not lead the cluster any more. Returns the reason, and whether another server leads. Never returns without
+    /// a replicated log.
+    pub async fn deposed(&self) -> (String, bool) {
         self.leadership.deposed().await
     }
 
@@ -403,14 +398,13 @@ impl RunningServer {
         if let Some(log) = self.names.database().log() {
             self.cluster.copied_logs().finish(log, LOG_COPIES_MAX).await;
         }
-        if let Some(lease) = self.leadership.lease() {
-            lease.end();
-        }
         let _ = self.driver.send(DriverMessage::Stop);
         let (names, worker) = (self.names.clone(), self.worker.take());
         let local = self.local.take();
-        let runtime = self.runtime.take();
+        let (runtime, leadership) = (self.runtime.take(), self.leadership.clone());
         let close = move || {
+            // Callers that wait for the log would never end otherwise.
+            leadership.end();
             drop(local);
             let _ = worker.map(std::thread::JoinHandle::join);
             if let Some(runtime) = runtime {
@@ -420,6 +414,29 @@ impl RunningServer {
         };
         let _ = tokio::task::spawn_blocking(close).await;
         let _ = std::fs::remove_file(&self.socket);
+    }
+}
+
+/// Runtime of a server that starts. A start that is abandoned ends it without a wait.
+struct StartingRuntime(Option<tokio::runtime::Runtime>);
+
+impl StartingRuntime {
+    fn spawn<F>(&self, future: F) -> tokio::task::JoinHandle<F::Output>
+    where
+        F: Future<Output: Send> + Send + 'static,
+    {
+        match &self.0 {
+            Some(runtime) => runtime.spawn(future),
+            None => tokio::spawn(future),
+        }
+    }
+}
+
+impl Drop for StartingRuntime {
+    fn drop(&mut self) {
+        if let Some(runtime) = self.0.take() {
+            runtime.shutdown_background();
+        }
     }
 }
 

@@ -2,9 +2,11 @@
 
 use crate::access::{Access, Peer};
 use crate::ca::Ca;
+use crate::namespace_service::refused;
 use crate::tokens::{NewToken, TokensError};
 use std::sync::Arc;
 use tidemill_client::Credential;
+use tidemill_meta::Fault;
 use tidemill_meta::commit::Database;
 use tidemill_wire::v1;
 use tonic::{Request, Response, Status};
@@ -18,11 +20,12 @@ pub(crate) struct TokenService {
 }
 
 impl TokenService {
-    /// Adds the changed tokens to the log, from which a lost server is recovered.
-    fn log(&self) {
-        if let Some(log) = self.database.log() {
-            log.committed();
-        }
+    /// Adds the changed tokens to the log, from which a lost server is recovered, and waits until a replicated log has them.
+    async fn log(&self) -> Result<(), Status> {
+        let database = self.database.clone();
+        let logged = tokio::task::spawn_blocking(move || database.log_files()).await;
+        let logged = logged.unwrap_or(Err(Fault::Closed));
+        logged.map_err(|fault| refused(&fault))
     }
 }
 
@@ -92,7 +95,7 @@ impl v1::tokens_server::Tokens for TokenService {
         };
         let access = self.access.clone();
         let (token, secret) = kept(move || access.tokens().create(wanted)).await?;
-        self.log();
+        self.log().await?;
         tracing::info!(
             token = token.number(),
             ?uid,
@@ -138,7 +141,7 @@ impl v1::tokens_server::Tokens for TokenService {
         })?;
         let (access, ended) = (self.access.clone(), token.clone());
         kept(move || access.tokens().revoke(&ended)).await?;
-        self.log();
+        self.log().await?;
         tracing::info!(token = number, by = peer.uid, "a token was revoked");
         Ok(Response::new(token.shown()))
     }

@@ -83,6 +83,20 @@ impl Database {
         self.replicator.get()
     }
 
+    /// Adds the changed files of the server's directory to the logs, and waits until the replicated log has them.
+    ///
+    /// # Errors
+    /// The server does not lead any more.
+    pub fn log_files(&self) -> Result<(), Fault> {
+        if let Some(log) = self.log.get() {
+            log.committed();
+        }
+        if let Some(replicator) = self.replicator.get() {
+            replicator.committed();
+        }
+        self.replicated()
+    }
+
     /// Waits until the replicated log has all commits so far. Each later leader then knows everything that a caller has read or changed.
     pub(super) fn replicated(&self) -> Result<(), Fault> {
         let Some(replicator) = self.replicator.get() else {
@@ -91,8 +105,7 @@ impl Database {
         if replicator.is_complete() {
             return Ok(());
         }
-        let last = replicator.last_commit();
-        Ok(in_place(|| replicator.wait(last))?)
+        Ok(in_place(|| replicator.wait_for_reads())?)
     }
 
     /// Returns the log of the database; `None` if it has none.

@@ -154,7 +154,7 @@ pub(super) fn add(
     };
     for versions in [of_clients, of_tasks] {
         for version in versions {
-            if finish(names, &version, recovered)? {
+            if options.until.is_none() && finish(names, &version, recovered)? {
                 continue;
             }
             let is_known = |db: &Connection| version::is_known(db, version.id);
@@ -195,7 +195,8 @@ fn find_missing(
             recovered.missing.push(shown(&object.path));
         }
     }
-    if with_log {
+    // Objects may have moved to a node that was not given.
+    if with_log && recovered.absent.is_empty() {
         let objects = |node: &RecoveredNode| {
             let number = node.records.node;
             let there = node.records.objects.iter();

@@ -4,21 +4,26 @@
 //! which server leads, since it accepts records of one leader only. A standby counts the time since it *saw* the last renewal and the leader the time since it *sent*
 //! the last renewal, each with its own clock, so the leader stops to answer before a standby can lead.
 
-use super::streams::Streams;
+use super::streams::{Streams, Term};
 use crate::leadership::{Lease, clock};
 use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_log::Replicator;
+use tidemill_log::{Deposed, Replicator};
 
 /// Interval of renewals.
 const RENEW: Duration = Duration::from_millis(250);
 /// Time without a renewal after which a standby takes over.
 pub(super) const TAKEOVER: Duration = Duration::from_millis(1500);
+/// Time without a renewal after which a leader with standbys steps down, so that its clients look for another one.
+const STEP_DOWN: Duration = Duration::from_secs(10);
 /// Interval at which the leader looks for standbys, and times after which a silent standby is not shown and may not take over.
 const LOOK: Duration = Duration::from_secs(1);
+/// Number of looks after which the leader knows which standbys exist.
+const LOOKS_MIN: u32 = 10;
 const SHOWN: Duration = Duration::from_secs(3);
 const SILENT: Duration = Duration::from_secs(30);
 
@@ -28,10 +33,68 @@ pub(super) struct Holder {
     pub(super) term: u64,
     pub(super) log: u32,
     pub(super) address: String,
+    /// Name of the server's directory.
+    pub(super) name: String,
     /// Number of the renewal.
     pub(super) renewal: u64,
     /// Names of the standbys that may take over.
     pub(super) standbys: Vec<String>,
+}
+
+impl Holder {
+    /// Returns the first lease of a leader after the lease of the leader before. The servers that could take over from that one may take over
+    /// from this one, too, until it knows better.
+    pub(super) fn of(term: &Term, name: &str, before: Option<&Self>) -> Self {
+        let others = before.into_iter().flat_map(|before| {
+            let names = before.standbys.iter().chain([&before.name]);
+            names.filter(|other| *other != name).cloned()
+        });
+        Self {
+            standbys: others.collect(),
+            term: term.term,
+            log: term.log,
+            address: term.address.clone(),
+            name: name.into(),
+            renewal: 0,
+        }
+    }
+}
+
+/// Lease of a server that opens its database before it leads, which is renewed until the value is dropped.
+pub(crate) struct HeldLease {
+    sequence: Arc<AtomicU64>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl HeldLease {
+    /// Renews a lease, which has a sequence number, from now on.
+    pub(super) fn hold(streams: Streams, mut holder: Holder, sequence: u64) -> Self {
+        let sequence = Arc::new(AtomicU64::new(sequence));
+        let renewed = sequence.clone();
+        let task = tokio::spawn(async move {
+            loop {
+                tokio::time::sleep(RENEW).await;
+                holder.renewal += 1;
+                let present = renewed.load(Ordering::Acquire);
+                let renewal = streams.renew_lease(&holder, present).await;
+                if let Ok(Some(sequence)) = renewal {
+                    renewed.store(sequence, Ordering::Release);
+                }
+            }
+        });
+        Self { sequence, task }
+    }
+
+    /// Returns the sequence number of the last renewal.
+    pub(super) fn sequence(&self) -> u64 {
+        self.sequence.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for HeldLease {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
 }
 
 /// A standby, as it reports itself.
@@ -52,6 +115,8 @@ pub(crate) struct LeaseState {
     pub(crate) trouble: Option<String>,
     /// The standbys.
     pub(crate) standbys: Vec<Standby>,
+    /// Names of the standbys that may take over.
+    names: Vec<String>,
 }
 
 /// Standbys that the leader knows, each with the time of its last report. A report from before the leadership may be old, so the time of the
@@ -79,46 +144,69 @@ impl KnownStandbys {
     }
 }
 
-/// Takes the lease, and renews it until another server leads.
+/// Renews the lease of a leader until another server leads. `present` is the sequence number of the lease that it has taken.
 pub(super) async fn keep(
     streams: Streams,
-    mut holder: Holder,
+    (mut holder, mut present): (Holder, u64),
     (lease, state): (Arc<Lease>, Arc<Mutex<LeaseState>>),
     replicator: Arc<Replicator>,
 ) {
-    // The log has accepted the term of this leader, so its lease replaces any other. Until it is stored, nothing is answered.
-    let (mut present, mut looked) = (None, None::<Instant>);
-    let mut known = KnownStandbys::default();
+    let mut renewed = Instant::now();
+    state.lock().names.clone_from(&holder.standbys);
+    tokio::spawn(look(streams.clone(), state.clone(), replicator.clone()));
     while replicator.deposed().is_none() {
-        if looked.is_none_or(|looked| looked.elapsed() >= LOOK)
-            && let Ok(reported) = streams.standbys().await
-        {
-            known.update(reported);
-            looked = Some(Instant::now());
-            let names = known.within(SILENT).map(|standby| standby.name.clone());
-            holder.standbys = names.collect();
-            state.lock().standbys = known.within(SHOWN).cloned().collect();
+        holder.standbys.clone_from(&state.lock().names);
+        if !holder.standbys.is_empty() {
+            // A standby may know this renewal although its answer is lost.
+            lease.require();
         }
         let sent = clock();
         holder.renewal += 1;
         match streams.renew_lease(&holder, present).await {
             Ok(Some(sequence)) => {
-                present = Some(sequence);
+                present = sequence;
+                renewed = Instant::now();
                 lease.renew(sent, !holder.standbys.is_empty());
                 state.lock().trouble = None;
             }
             Ok(None) => match streams.lease::<Holder>().await {
                 // An earlier renewal whose answer was lost.
-                Ok(Some((sequence, found))) if found.log == holder.log => present = Some(sequence),
+                Ok(Some((sequence, found))) if found.term <= holder.term => present = sequence,
                 Ok(Some((_, found))) => {
                     let (address, term) = (found.address, found.term);
-                    return replicator.depose(format!("{address} leads (term {term})"));
+                    return replicator.depose(Deposed {
+                        why: format!("{address} leads (term {term})"),
+                        by_other: true,
+                    });
                 }
-                Ok(None) => present = None,
+                Ok(None) => present = 0,
                 Err(why) => state.lock().trouble = Some(why),
             },
             Err(why) => state.lock().trouble = Some(why),
         }
+        if !holder.standbys.is_empty() && renewed.elapsed() >= STEP_DOWN {
+            let why = format!("the log has not answered for {} s", STEP_DOWN.as_secs());
+            let by_other = false;
+            return replicator.depose(Deposed { why, by_other });
+        }
         tokio::time::sleep(RENEW).await;
+    }
+}
+
+/// Looks for standbys while this server leads.
+async fn look(streams: Streams, state: Arc<Mutex<LeaseState>>, replicator: Arc<Replicator>) {
+    let (mut known, mut looks) = (KnownStandbys::default(), 0);
+    while replicator.deposed().is_none() {
+        if let Ok(reported) = streams.standbys().await {
+            known.update(reported);
+            looks += 1;
+            let mut state = state.lock();
+            let names = known.within(SILENT).map(|standby| standby.name.clone());
+            let inherited = state.names.iter().filter(|_| looks <= LOOKS_MIN).cloned();
+            let names: BTreeSet<String> = names.chain(inherited).collect();
+            state.names = names.into_iter().collect();
+            state.standbys = known.within(SHOWN).cloned().collect();
+        }
+        tokio::time::sleep(LOOK).await;
     }
 }

@@ -14,14 +14,14 @@ use crate::leadership::Lease;
 use crate::log_copies::{ATTACHED, KEY_FILE};
 use crate::nats::CallError;
 use crate::serve::ReplicationConfig;
-use lease::{Holder, LeaseState};
+use lease::{HeldLease, Holder, LeaseState};
 use parking_lot::Mutex;
 use publisher::{Orders, Publisher};
 use standby::{Following, Won};
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use streams::{Streams, Term};
 use tidemill_log::{Deposed, FileProblem, LogKey, RecordBase, Replicator, ReplicatorSettings};
@@ -34,6 +34,8 @@ use tidemill_wire::{route, v1};
 const SNAPSHOT_FILE: &str = "replicated.snapshot";
 /// File in the server's directory that shows that the database is a copy of a log, with the number of the last message that it has seen.
 const MARKER_FILE: &str = "replicated";
+/// File in the server's directory by which an administrator makes a standby the leader.
+const PROMOTE_FILE: &str = "promote";
 /// Pause before a server tries again to reach the log.
 const AGAIN: Duration = Duration::from_secs(1);
 /// Interval at which the number of the last message is noted.
@@ -54,8 +56,8 @@ pub enum ReplicationError {
     /// The log has lost messages.
     #[error(
         "the log ends at message {last}, but this server has seen message {known}: the NATS servers were purged or restored from an older \
-         state; to go on with this server's database, delete `replicated` in its directory and the streams TIDEMILL-LOG-*, \
-         TIDEMILL-SNAPSHOTS-* and TIDEMILL-LEASE-*"
+         state; if this was the last leader, its database has everything: delete `replicated` in its directory and the streams \
+         TIDEMILL-LOG-*, TIDEMILL-SNAPSHOTS-* and TIDEMILL-LEASE-*"
     )]
     Lost {
         /// Last message of the log.
@@ -112,16 +114,61 @@ pub(crate) fn check_unused(directory: &Path) -> Result<(), ReplicationError> {
     }
 }
 
-fn note_sequence(directory: &Path, sequence: u64) -> io::Result<()> {
-    std::fs::write(directory.join(MARKER_FILE), format!("{sequence}\n"))
+/// The file that marks a copy of a log.
+#[derive(Clone, Debug)]
+struct Marker {
+    /// Number of the last message of the log that the server has seen; 0 before the first snapshot.
+    sequence: u64,
+    /// Random name of the server's directory.
+    name: String,
 }
 
-fn noted_sequence(directory: &Path) -> io::Result<Option<u64>> {
-    match std::fs::read_to_string(directory.join(MARKER_FILE)) {
-        Ok(text) => Ok(Some(text.trim().parse().unwrap_or(0))),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(error),
+impl Marker {
+    /// Reads the file; `None` if the database is no copy of a log.
+    fn read(directory: &Path) -> io::Result<Option<Self>> {
+        let text = match std::fs::read_to_string(directory.join(MARKER_FILE)) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            text => text?,
+        };
+        let mut words = text.split_whitespace();
+        let sequence = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        let name = words.next().map_or_else(new_name, str::to_owned);
+        Ok(Some(Self { sequence, name }))
     }
+
+    fn write(&self, directory: &Path) -> io::Result<()> {
+        let part = directory.join("replicated.part");
+        std::fs::write(&part, format!("{} {}\n", self.sequence, self.name))?;
+        std::fs::rename(part, directory.join(MARKER_FILE))
+    }
+
+    /// Notes a later message. An error delays the note.
+    fn note(&mut self, directory: &Path, sequence: u64) {
+        if sequence > self.sequence {
+            self.sequence = sequence;
+            if let Err(error) = self.write(directory) {
+                tracing::warn!(%error, "can't note the last message of the log");
+            }
+        }
+    }
+}
+
+fn new_name() -> String {
+    format!("{:016x}", u64::from_le_bytes(random()))
+}
+
+/// Returns the runtime of all connections to logs. Callers that wait for a log can't occupy its threads.
+fn runtime() -> io::Result<&'static tokio::runtime::Runtime> {
+    static RUNTIME: OnceLock<tokio::runtime::Runtime> = OnceLock::new();
+    if let Some(runtime) = RUNTIME.get() {
+        return Ok(runtime);
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("replication")
+        .enable_all()
+        .build()?;
+    Ok(RUNTIME.get_or_init(|| runtime))
 }
 
 /// Database of a server that may lead.
@@ -151,45 +198,52 @@ pub(crate) async fn prepare(
             let _ = std::fs::remove_file(left.path());
         }
     }
-    let streams = connect(config, &key).await;
-    let (known, exists) = (
-        noted_sequence(directory)?,
-        directory
-            .join("server.db")
-            .metadata()
-            .is_ok_and(|found| found.len() > 0),
-    );
+    let streams = connect(config, &key).await?;
+    let known = Marker::read(directory)?;
+    let database = directory.join("server.db").metadata();
+    let exists = database.is_ok_and(|found| found.len() > 0);
     let (_, last) = retried(|| streams.ends()).await;
-    if let Some(known) = known.filter(|&known| known > last) {
+    if let Some(known) = known.as_ref().filter(|known| known.sequence > last) {
+        let known = known.sequence;
         return Err(ReplicationError::Lost { last, known });
     }
-    if retried(|| streams.newest()).await.is_none() {
-        // No server has acknowledged anything before the first snapshot.
-        return match known {
-            None | Some(0) => Ok(Prepared::New),
-            Some(_) => Err(ReplicationError::NoSnapshot),
-        };
+    while retried(|| streams.newest()).await.is_none() {
+        match &known {
+            Some(known) if known.sequence > 0 => return Err(ReplicationError::NoSnapshot),
+            // No server has acknowledged anything before the first snapshot.
+            _ if exists => return Ok(Prepared::New),
+            _ => tracing::warn!(
+                "the log has no snapshot yet, and this server has no database: it waits for the first server"
+            ),
+        }
+        tokio::time::sleep(AGAIN).await;
     }
     if exists && known.is_none() {
         return Err(ReplicationError::OtherDatabase);
     }
-    note_sequence(directory, known.unwrap_or(0))?;
+    let marker = known.unwrap_or_else(|| Marker {
+        sequence: 0,
+        name: new_name(),
+    });
+    marker.write(directory)?;
     let log_key = LogKey::new(&key);
-    let name = format!("{:016x}", u64::from_le_bytes(random()));
     loop {
-        let following =
-            Following::begin(streams.clone(), directory, &log_key, (&name, address)).await;
+        let of = (&marker, address);
+        let following = Following::begin(streams.clone(), directory, &log_key, of).await;
         let won = match following {
             Ok(following) => following.follow(config.role).await,
             Err(error) => Err(error),
         };
         match won {
             Ok(won) => {
-                note_sequence(directory, won.sequence)?;
                 let base = RecordBase::open(&directory.join("server.db"))?;
                 return Ok(Prepared::Won(Box::new((won, base))));
             }
-            Err(error @ (ReplicationError::Call(_) | ReplicationError::Behind)) => {
+            Err(
+                error @ (ReplicationError::Call(_)
+                | ReplicationError::Behind
+                | ReplicationError::Problem(FileProblem::Database(_))),
+            ) => {
                 tracing::warn!(%error, "the log can't be followed now");
                 tokio::time::sleep(AGAIN).await;
             }
@@ -198,8 +252,11 @@ pub(crate) async fn prepare(
     }
 }
 
-async fn connect(config: &ReplicationConfig, key: &[u8]) -> Streams {
-    retried(|| Streams::open(&config.address, key)).await
+async fn connect(config: &ReplicationConfig, key: &[u8]) -> Result<Streams, ReplicationError> {
+    let (address, key) = (config.address.clone(), key.to_owned());
+    let open = async move { retried(|| Streams::open(&address, &key)).await };
+    let opened = runtime()?.spawn(open).await;
+    opened.map_err(|_| ReplicationError::Ended)
 }
 
 /// Repeats a call until it succeeds.
@@ -261,7 +318,7 @@ impl Leading {
         }
     }
 
-    /// Waits until this server does not lead any more.
+    /// Waits until this server does not lead any more, and returns the reason.
     pub(crate) async fn deposed(&self) -> Deposed {
         loop {
             if let Some(deposed) = self.replicator.deposed() {
@@ -273,16 +330,13 @@ impl Leading {
 }
 
 /// Notes the last message of the log from time to time, while this server leads.
-async fn note(directory: PathBuf, confirmed: Arc<AtomicU64>, replicator: Arc<Replicator>) {
-    let mut noted = 0;
+async fn note(
+    directory: PathBuf,
+    mut marker: Marker,
+    (confirmed, replicator): (Arc<AtomicU64>, Arc<Replicator>),
+) {
     while replicator.deposed().is_none() {
-        let sequence = confirmed.load(Ordering::Acquire);
-        if sequence > noted {
-            if let Err(error) = note_sequence(&directory, sequence) {
-                tracing::warn!(%error, "can't note the last message of the log");
-            }
-            noted = sequence;
-        }
+        marker.note(&directory, confirmed.load(Ordering::Acquire));
         tokio::time::sleep(NOTE).await;
     }
 }
@@ -291,8 +345,11 @@ async fn note(directory: PathBuf, confirmed: Arc<AtomicU64>, replicator: Arc<Rep
 struct Begun {
     streams: Streams,
     term: Term,
-    /// Sequence number of the start.
+    /// Sequence numbers of the start, and of the lease.
     sequence: u64,
+    lease: HeldLease,
+    /// Lease of the leader before.
+    before: Option<Holder>,
     replicator: Replicator,
 }
 
@@ -323,9 +380,11 @@ async fn begin(
             streams: won.streams,
             term: won.term,
             sequence: won.sequence,
+            lease: won.lease,
+            before: won.before,
         });
     }
-    let streams = connect(config, key.as_bytes()).await;
+    let streams = connect(config, key.as_bytes()).await?;
     let (_, last) = retried(|| streams.ends()).await;
     if retried(|| streams.newest()).await.is_some() {
         return Err(ReplicationError::OtherDatabase);
@@ -336,19 +395,32 @@ async fn begin(
         log: u32::from_le_bytes(random()),
         address: address.into(),
     };
-    note_sequence(directory, 0)?;
+    let known = Marker::read(directory)?;
+    let mut marker = known.unwrap_or_else(|| Marker {
+        sequence: 0,
+        name: new_name(),
+    });
+    marker.write(directory)?;
+    let present = retried(|| streams.lease::<Holder>()).await;
+    let holder = Holder::of(&term, &marker.name, None);
+    let present = present.map_or(0, |(present, _)| present);
+    let lease = streams.renew_lease(&holder, present).await?;
+    let lease = lease.ok_or(ReplicationError::Raced)?;
     let begun = streams.begin_term(&term, last).await?;
     let sequence = begun.ok_or(ReplicationError::Raced)?;
+    let lease = HeldLease::hold(streams.clone(), holder, lease);
     let base = RecordBase::open(&directory.join("server.db"))?;
     let replicator = Replicator::new(settings(&term), base, sender)?;
     let snapshot = tokio::task::block_in_place(|| replicator.write_base())?;
     streams.store_snapshot(&snapshot, sequence).await?;
     let _ = std::fs::remove_file(&snapshot.path);
-    note_sequence(directory, sequence)?;
+    marker.note(directory, sequence);
     Ok(Begun {
         streams,
         term,
         sequence,
+        lease,
+        before: None,
         replicator,
     })
 }
@@ -365,6 +437,8 @@ pub(crate) async fn lead(
         streams,
         term,
         sequence,
+        lease: present,
+        before,
         replicator,
     } = begun;
     let (config, directory, _) = of;
@@ -381,18 +455,18 @@ pub(crate) async fn lead(
     let shared = (leading.confirmed.clone(), leading.trouble.clone());
     let leader = (term.term, term.log);
     let publisher = Publisher::new(streams.clone(), replicator.clone(), leader, shared);
-    let noted = leading.confirmed.clone();
-    tokio::spawn(publisher.run(orders));
-    let holder = Holder {
-        term: term.term,
-        log: term.log,
-        address: term.address,
-        renewal: 0,
-        standbys: Vec::new(),
-    };
+    let runtime = runtime()?;
+    runtime.spawn(publisher.run(orders));
+    let marker = Marker::read(directory)?.ok_or(ReplicationError::OtherDatabase)?;
+    let holder = Holder::of(&term, &marker.name, before.as_ref());
+    let holder = (holder, present.sequence());
+    drop(present);
+    // It is for a standby.
+    let _ = std::fs::remove_file(directory.join(PROMOTE_FILE));
     let lease = (leading.lease.clone(), leading.state.clone());
-    tokio::spawn(lease::keep(streams, holder, lease, replicator.clone()));
-    tokio::spawn(note(directory.to_owned(), noted, replicator.clone()));
+    runtime.spawn(lease::keep(streams, holder, lease, replicator.clone()));
+    let noted = (leading.confirmed.clone(), replicator.clone());
+    runtime.spawn(note(directory.to_owned(), marker, noted));
     database.replicate(replicator.clone())?;
     replicator.start()?;
     let all = move || replicator.wait(replicator.last_commit());

@@ -4,7 +4,7 @@
 //! answers are missing, and sends those again that the log does not have. If the log has a message of another server there, this server
 //! does not lead any more.
 
-use super::streams::{LogMessage, PIECE, PieceId, Streams};
+use super::streams::{LogMessage, PIECE, PieceId, Streams, Term};
 use crate::nats::CallError;
 use async_nats::jetstream::context::PublishError;
 use async_nats::jetstream::publish::PublishAck;
@@ -18,7 +18,7 @@ use std::future::IntoFuture as _;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use tidemill_log::{Record, RecordSender, Replicator, SnapshotFile};
+use tidemill_log::{Deposed, Record, RecordSender, Replicator, SnapshotFile};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 
 /// Pause before the publisher looks at the log again.
@@ -175,22 +175,22 @@ impl Publisher {
         }
     }
 
-    /// Finds out which pieces the log has, and sends the others again. Returns the reason if this server does not lead any more.
-    async fn recover(&mut self, why: CallError) -> Result<(), String> {
+    /// Finds out which pieces the log has, and sends the others again.
+    async fn recover(&mut self, why: CallError) -> Result<(), Deposed> {
         let mut why = why;
         loop {
             // Pieces whose answers are dropped here may still arrive: then the pieces that are sent again are refused.
             self.answers = FuturesOrdered::new();
             *self.trouble.lock() = Some(why);
-            if self.replicator.deposed().is_some() {
-                return Err("the lease is lost".into());
+            if let Some(deposed) = self.replicator.deposed() {
+                return Err(deposed);
             }
             why = match self.compare().await {
                 Ok(()) => match self.send_from(0).await {
                     Ok(()) => break,
                     Err(why) => why,
                 },
-                Err(CompareError::Deposed(why)) => return Err(why),
+                Err(CompareError::Deposed(deposed)) => return Err(deposed),
                 Err(CompareError::Call(why)) => why,
             };
             tokio::time::sleep(AGAIN).await;
@@ -209,20 +209,24 @@ impl Publisher {
             );
             return match since.elapsed() < SHORT_MAX {
                 true => Err(CompareError::Call(why)),
-                false => Err(CompareError::Deposed(why)),
+                false => Err(CompareError::Deposed(Deposed {
+                    why,
+                    by_other: false,
+                })),
             };
         }
         self.short = None;
+        // After a loss of data in NATS the term of another server may be among the messages that this server has sent.
+        if let Some(term) = self.streams.last_term().await? {
+            self.check(&term)?;
+        }
         while self.last() < last {
             match (
                 self.streams.message(self.last() + 1).await?,
                 self.pending.front(),
             ) {
                 (LogMessage::Piece(id, _), Some(piece)) if id == piece.id => self.confirm(),
-                (LogMessage::Term(term), _) if term.term > self.term => {
-                    let why = format!("{} leads (term {})", term.address, term.term);
-                    return Err(CompareError::Deposed(why));
-                }
+                (LogMessage::Term(term), _) if term.term > self.term => self.check(&term)?,
                 // A message of another client, or a copy of a message of the cluster.
                 _ => {
                     self.confirmed.fetch_add(1, Ordering::AcqRel);
@@ -230,6 +234,16 @@ impl Publisher {
             }
         }
         Ok(())
+    }
+
+    fn check(&self, term: &Term) -> Result<(), CompareError> {
+        match term.term > self.term {
+            true => Err(CompareError::Deposed(Deposed {
+                why: format!("{} leads (term {})", term.address, term.term),
+                by_other: true,
+            })),
+            false => Ok(()),
+        }
     }
 
     /// Stores the snapshots whose last record the log has.
@@ -261,7 +275,7 @@ impl Publisher {
 
 /// Reason why the end of the log could not be compared.
 enum CompareError {
-    Deposed(String),
+    Deposed(Deposed),
     Call(CallError),
 }
 

@@ -1,12 +1,11 @@
 //! A server that follows the log of its leader, until it leads itself.
 
-use super::ReplicationError;
-use super::lease::{Holder, Standby, TAKEOVER};
+use super::lease::{HeldLease, Holder, Standby, TAKEOVER};
 use super::streams::{LogMessage, Streams, Term};
+use super::{Marker, PROMOTE_FILE, ReplicationError};
 use crate::log_copies::ATTACHED;
 use crate::nats::CallError;
 use crate::serve::{Role, private};
-use futures_util::StreamExt;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,8 +13,11 @@ use tidemill_log::{Follower, LogKey};
 
 /// Interval at which a standby looks at the lease, and reports itself.
 const LOOK: Duration = Duration::from_millis(200);
+/// Interval at which a standby reads the log, and maximum number of messages that it reads at once.
+const READ: Duration = Duration::from_millis(25);
+const MESSAGES_MAX: u64 = 64;
 /// Pause after an error.
-const AGAIN: Duration = Duration::from_secs(1);
+const AGAIN: Duration = Duration::from_millis(250);
 
 /// A server that follows the log.
 pub(super) struct Following {
@@ -31,7 +33,10 @@ pub(super) struct Following {
     pieces: Vec<u8>,
     part: usize,
     seen: SeenLease,
+    /// Sequence number of the lease that this server has taken.
+    taken: Option<u64>,
     standby: Standby,
+    marker: Marker,
 }
 
 /// The lease, as this server has seen it.
@@ -39,27 +44,22 @@ pub(super) struct Following {
 struct SeenLease {
     sequence: Option<u64>,
     holder: Option<Holder>,
+    /// Time since when it has not changed; `None` while it can't be read.
     changed: Option<Instant>,
-    /// Last time at which the lease could be read.
-    looked: Option<Instant>,
 }
 
 impl SeenLease {
-    /// Returns whether the leader has not renewed the lease for so long that another server may try to lead. `any` allows a server that the
-    /// leader does not know.
-    fn is_over(&self, name: &str, any: bool) -> bool {
-        // While the lease can't be read, nothing is known about it.
-        let fresh = self
-            .looked
-            .is_some_and(|looked| looked.elapsed() < 2 * LOOK);
+    /// Returns whether the leader has not renewed the lease for so long that this server may try to lead. A leader that is cut off and knows
+    /// no standby answers reads without a limit. Then only its own directory may lead, since no other process uses the directory.
+    fn is_over(&self, name: &str, role: Role) -> bool {
         let over = self
             .changed
             .is_some_and(|changed| changed.elapsed() >= TAKEOVER);
-        let known = match &self.holder {
-            Some(holder) => any || holder.standbys.iter().any(|known| known == name),
-            None => true,
-        };
-        fresh && over && known
+        over && match &self.holder {
+            Some(holder) if holder.standbys.iter().any(|known| known == name) => true,
+            Some(holder) => role == Role::Leader && holder.name == name,
+            None => role == Role::Leader,
+        }
     }
 }
 
@@ -69,6 +69,9 @@ pub(crate) struct Won {
     pub(super) term: Term,
     /// Sequence number of the start of the leadership.
     pub(super) sequence: u64,
+    pub(super) lease: HeldLease,
+    /// Lease of the leader before.
+    pub(super) before: Option<Holder>,
     /// Id of the cluster.
     pub(super) cluster: u64,
 }
@@ -79,7 +82,7 @@ impl Following {
         streams: Streams,
         directory: &Path,
         key: &LogKey,
-        (name, address): (&str, &str),
+        (marker, address): (&Marker, &str),
     ) -> Result<Self, ReplicationError> {
         let newest = streams
             .newest()
@@ -96,7 +99,7 @@ impl Following {
         let _ = std::fs::remove_file(&snapshot);
         let follower = restored.map_err(|_| ReplicationError::Ended)??;
         let standby = Standby {
-            name: name.into(),
+            name: marker.name.clone(),
             address: address.into(),
             sequence: newest.sequence,
             report: 0,
@@ -111,7 +114,9 @@ impl Following {
             pieces: Vec::new(),
             part: 0,
             seen: SeenLease::default(),
+            taken: None,
             standby,
+            marker: marker.clone(),
         })
     }
 
@@ -119,17 +124,26 @@ impl Following {
     pub(super) async fn follow(mut self, role: Role) -> Result<Won, ReplicationError> {
         loop {
             match self.follow_once(role).await {
-                Ok(Some((term, sequence))) => {
+                Ok((term, sequence, lease)) => {
+                    let before = self.seen.holder.as_ref();
+                    let holder = Holder::of(&term, &self.standby.name, before);
+                    let lease = HeldLease::hold(self.streams.clone(), holder, lease);
+                    if self.is_promoted() {
+                        // The leader before may answer until its last lease ends.
+                        let _ = std::fs::remove_file(self.directory.join(PROMOTE_FILE));
+                        tokio::time::sleep(TAKEOVER).await;
+                    }
                     let cluster = self.follower.cluster();
                     self.finish()?;
                     return Ok(Won {
                         streams: self.streams,
                         term,
                         sequence,
+                        lease,
+                        before: self.seen.holder,
                         cluster,
                     });
                 }
-                Ok(None) => {}
                 Err(ReplicationError::Call(why)) => {
                     tracing::warn!(why, "the replicated log can't be followed now");
                     tokio::time::sleep(AGAIN).await;
@@ -139,44 +153,50 @@ impl Following {
         }
     }
 
-    /// Follows the log until this server leads, or the messages end.
-    async fn follow_once(&mut self, role: Role) -> Result<Option<(Term, u64)>, ReplicationError> {
-        let (first, last) = self.streams.ends().await?;
-        if last < self.sequence {
-            return Err(ReplicationError::Lost {
-                last,
-                known: self.sequence,
-            });
-        }
-        if first > self.sequence + 1 {
-            return Err(ReplicationError::Behind);
-        }
-        let messages = self.streams.messages(self.sequence + 1).await?;
-        tokio::pin!(messages);
-        let mut look = tokio::time::interval(LOOK);
-        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    /// Follows the log until this server leads, or a call fails.
+    async fn follow_once(&mut self, role: Role) -> Result<(Term, u64, u64), ReplicationError> {
+        let mut looked = None::<Instant>;
         loop {
-            tokio::select! {
-                message = messages.next() => {
-                    let Some(message) = message else { return Ok(None) };
-                    let (sequence, message) = message?;
-                    if sequence != self.sequence + 1 {
-                        return Err(ReplicationError::Behind);
-                    }
-                    self.apply(message)?;
-                    self.sequence = sequence;
+            self.read().await?;
+            if looked.is_none_or(|looked| looked.elapsed() >= LOOK) {
+                let seen = self.look().await;
+                if seen.is_err() {
+                    self.seen.changed = None;
                 }
-                _ = look.tick() => {
-                    self.look().await?;
-                    let any = role == Role::Leader;
-                    if self.seen.is_over(&self.standby.name, any)
-                        && let Some(won) = self.try_to_lead().await?
-                    {
-                        return Ok(Some(won));
-                    }
+                seen?;
+                looked = Some(Instant::now());
+                let promoted = self.is_promoted();
+                let may = self.has_lease() || self.seen.is_over(&self.standby.name, role);
+                if (promoted || may)
+                    && let Some(won) = self.try_to_lead().await?
+                {
+                    return Ok(won);
                 }
             }
+            tokio::time::sleep(READ).await;
         }
+    }
+
+    /// Applies all messages that the log has.
+    async fn read(&mut self) -> Result<(), ReplicationError> {
+        let (first, last) = self.streams.ends().await?;
+        if last < self.sequence {
+            // A NATS server that is cut off answers with an old state.
+            let known = self.sequence;
+            return Err(ReplicationError::Lost { last, known }.to_string().into());
+        }
+        while self.sequence < last {
+            if first > self.sequence + 1 {
+                return Err(ReplicationError::Behind);
+            }
+            let end = last.min(self.sequence + MESSAGES_MAX);
+            let messages = self.streams.messages(self.sequence + 1..=end).await?;
+            for message in messages {
+                self.apply(message)?;
+                self.sequence += 1;
+            }
+        }
+        Ok(())
     }
 
     fn apply(&mut self, message: LogMessage) -> Result<(), ReplicationError> {
@@ -224,10 +244,7 @@ impl Following {
             self.seen.sequence = sequence;
             self.seen.holder = found.map(|(_, holder)| holder);
         }
-        self.seen.looked = Some(now);
-        if self.standby.sequence != self.sequence {
-            super::note_sequence(&self.directory, self.sequence)?;
-        }
+        self.marker.note(&self.directory, self.sequence);
         self.standby.report += 1;
         self.standby.sequence = self.sequence;
         let name = self.standby.name.clone();
@@ -235,7 +252,7 @@ impl Following {
     }
 
     /// Tries to begin a leadership, if this server has the whole log.
-    async fn try_to_lead(&self) -> Result<Option<(Term, u64)>, CallError> {
+    async fn try_to_lead(&mut self) -> Result<Option<(Term, u64, u64)>, CallError> {
         let (_, last) = self.streams.ends().await?;
         if last != self.sequence {
             return Ok(None);
@@ -247,8 +264,32 @@ impl Following {
             log: u32::from_le_bytes(tidemill_meta::random::random()),
             address: self.standby.address.clone(),
         };
+        let lease = match self.taken.filter(|_| self.has_lease()) {
+            Some(lease) => lease,
+            None => {
+                let before = self.seen.holder.as_ref();
+                let holder = Holder::of(&term, &self.standby.name, before);
+                let present = self.seen.sequence.unwrap_or(0);
+                let Some(lease) = self.streams.renew_lease(&holder, present).await? else {
+                    return Ok(None);
+                };
+                lease
+            }
+        };
+        // The leader before can't renew its lease any more. It may still have added a record: then this server reads it first.
+        self.taken = Some(lease);
         let begun = self.streams.begin_term(&term, self.sequence).await?;
-        Ok(begun.map(|sequence| (term, sequence)))
+        Ok(begun.map(|sequence| (term, sequence, lease)))
+    }
+
+    /// Returns whether this server has taken the lease, and no other server since then.
+    fn has_lease(&self) -> bool {
+        self.taken.is_some() && self.taken == self.seen.sequence
+    }
+
+    /// Returns whether an administrator wants this server to lead.
+    fn is_promoted(&self) -> bool {
+        self.directory.join(PROMOTE_FILE).exists()
     }
 
     /// Makes the database that follows the database of the server.

@@ -15,15 +15,15 @@
 use crate::nats::{self, CallError, failed, find_stream, is_no_message, within};
 use crate::queue::Address;
 use async_nats::HeaderMap;
-use async_nats::jetstream::consumer::{DeliverPolicy, pull};
 use async_nats::jetstream::context::{Context, ContextBuilder, PublishAckFuture};
 use async_nats::jetstream::message::{PublishMessage, StreamMessage};
 use async_nats::jetstream::stream::{self, StorageType, Stream};
 use bytes::Bytes;
-use futures_util::StreamExt;
+use futures_util::{StreamExt, TryStreamExt};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
 use tidemill_log::{FileName, LogKey, SnapshotFile};
@@ -37,8 +37,10 @@ const PIECES: usize = 8;
 /// Headers with the identity of a piece, and with the code that authenticates the piece.
 const PIECE_HEADER: &str = "Tidemill-Piece";
 const CODE_HEADER: &str = "Tidemill-Code";
-/// Time limit for the next piece of a snapshot.
-const NEXT: Duration = Duration::from_secs(10);
+/// Time limit for an answer to a renewal of the lease.
+const RENEWED: Duration = Duration::from_millis(500);
+/// Number of messages of the log that are read at once.
+const MESSAGES: usize = 16;
 
 /// Start of a leadership.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -109,7 +111,8 @@ pub(super) struct Streams {
     id: String,
     key: [u8; 32],
     context: Context,
-    pub(super) log: Stream,
+    lease_context: Context,
+    log: Stream,
     snapshots: Stream,
     lease: Stream,
 }
@@ -119,8 +122,10 @@ impl Streams {
     pub(super) async fn open(address: &Address, key: &[u8]) -> Result<Self, CallError> {
         let id = LogKey::new(key).id();
         let name = format!("tidemill log {id}");
-        let client = nats::connect(address, name).await?;
-        let context = ContextBuilder::new().timeout(nats::ANSWER).build(client);
+        let context = |client| ContextBuilder::new().timeout(nats::ANSWER).build(client);
+        // Long records must not delay the lease.
+        let lease_context = context(nats::connect(address, format!("{name}, lease")).await?);
+        let context = context(nats::connect(address, name).await?);
         let wanted = |kind: &str, subjects: &[&str], last: bool| stream::Config {
             name: format!("TIDEMILL-{kind}-{id}"),
             description: Some("replicated log of a Tidemill cluster".into()),
@@ -138,11 +143,12 @@ impl Streams {
         let snapshots = wanted("SNAPSHOTS", &["snapshot.>", "newest"], false);
         let snapshots = find_stream(&context, snapshots).await?;
         let lease = wanted("LEASE", &["lease", "standby.*"], true);
-        let lease = find_stream(&context, lease).await?;
+        let lease = find_stream(&lease_context, lease).await?;
         Ok(Self {
             id,
             key: blake3::derive_key("tidemill 2026-11 messages of a replicated log", key),
             context,
+            lease_context,
             log,
             snapshots,
             lease,
@@ -197,8 +203,10 @@ impl Streams {
         let Some(message) = within(WHAT, last).await? else {
             return Ok(None);
         };
-        let value = self.verify(&subject, &message.payload);
-        Ok(value.map(|value| (message.sequence, value)))
+        match self.verify(&subject, &message.payload) {
+            Some(value) => Ok(Some((message.sequence, value))),
+            None => Err(format!("{WHAT}: another client has written to {subject}")),
+        }
     }
 
     /// Returns the sequence numbers of the first and the last message of the log.
@@ -251,32 +259,13 @@ impl Streams {
         route::hex(&self.code(&id.text(), piece))
     }
 
-    /// Calls `each` for all messages of the log from a sequence number on, in order, until it returns `false` or the messages end.
+    /// Returns the messages of the log from one sequence number to another, both included.
     pub(super) async fn messages(
         &self,
-        from: u64,
-    ) -> Result<
-        impl futures_util::Stream<Item = Result<(u64, LogMessage), CallError>> + use<>,
-        CallError,
-    > {
-        const WHAT: &str = "following the log";
-        let config = pull::OrderedConfig {
-            deliver_policy: DeliverPolicy::ByStartSequence {
-                start_sequence: from,
-            },
-            ..pull::OrderedConfig::default()
-        };
-        let consumer = async { self.log.create_consumer(config).await.map_err(failed(WHAT)) };
-        let consumer = within(WHAT, consumer).await?;
-        let messages = consumer.messages().await.map_err(failed(WHAT))?;
-        let streams = self.clone();
-        Ok(messages.map(move |message| {
-            let message = message.map_err(failed(WHAT))?;
-            let sequence = message.info().map_err(failed(WHAT))?.stream_sequence;
-            let headers = message.headers.clone().unwrap_or_default();
-            let read = streams.read(&message.subject, &headers, message.payload.clone());
-            Ok((sequence, read))
-        }))
+        numbers: RangeInclusive<u64>,
+    ) -> Result<Vec<LogMessage>, CallError> {
+        let messages = futures_util::stream::iter(numbers.map(|number| self.message(number)));
+        messages.buffered(MESSAGES).try_collect().await
     }
 
     /// Sends a piece of a record that must follow the message of a sequence number.
@@ -306,20 +295,20 @@ impl Streams {
         let message = PublishMessage::build()
             .payload(self.sign(&subject, term))
             .expected_last_sequence(after);
-        self.conditional(subject, message, "beginning a leadership")
+        self.conditional((&self.context, subject), message, "beginning a leadership")
             .await
     }
 
     /// Publishes a message with a condition. Returns its sequence number; `None` if the condition does not hold.
     async fn conditional(
         &self,
-        subject: String,
+        (context, subject): (&Context, String),
         message: PublishMessage,
         what: &'static str,
     ) -> Result<Option<u64>, CallError> {
         use async_nats::jetstream::context::PublishErrorKind;
         let sent = async {
-            let sent = self.context.send_publish(subject, message).await;
+            let sent = context.send_publish(subject, message).await;
             match sent.map_err(failed(what))?.await {
                 Ok(stored) => Ok(Some(stored.sequence)),
                 Err(error) if error.kind() == PublishErrorKind::WrongLastSequence => Ok(None),
@@ -342,7 +331,9 @@ impl Streams {
         sequence: u64,
     ) -> Result<(), CallError> {
         const WHAT: &str = "storing a snapshot";
-        let before = self.newest().await?;
+        let before = self.last_of::<Newest>(&self.snapshots, "newest").await?;
+        let present = before.as_ref().map_or(0, |(number, _)| *number);
+        let before = before.map(|(_, before)| before);
         let name = name.to_string();
         let subject = self.subject(&format!("snapshot.{}", name.replace('.', "-")));
         // Pieces of an earlier attempt.
@@ -373,11 +364,13 @@ impl Streams {
             pieces,
         };
         let place = self.subject("newest");
-        let stored = self
-            .context
-            .publish(place.clone(), self.sign(&place, &newest));
-        let stored = stored.await.map_err(failed(WHAT))?;
-        stored.await.map_err(failed(WHAT))?;
+        let message = PublishMessage::build()
+            .payload(self.sign(&place, &newest))
+            .expected_last_subject_sequence(present);
+        let stored = self.conditional((&self.context, place), message, WHAT);
+        if stored.await?.is_none() {
+            return Err(format!("{WHAT}: another server has stored one"));
+        }
         self.remove_before(&subject, before).await
     }
 
@@ -406,22 +399,16 @@ impl Streams {
         let name = newest.name.parse();
         let name = name.map_err(|()| format!("{WHAT}: {:?} is no name", newest.name))?;
         let filter = self.subject(&format!("snapshot.{}", newest.name.replace('.', "-")));
-        let config = pull::OrderedConfig {
-            filter_subject: filter,
-            ..pull::OrderedConfig::default()
-        };
-        let consumer = self.snapshots.create_consumer(config).await;
-        let mut messages = consumer
-            .map_err(failed(WHAT))?
-            .messages()
-            .await
-            .map_err(failed(WHAT))?;
         let mut file = tokio::fs::File::create(into).await.map_err(failed(WHAT))?;
+        let mut next = 1;
         for _ in 0..newest.pieces {
-            let next = tokio::time::timeout(NEXT, messages.next()).await;
-            let next = next.map_err(|_| format!("{WHAT}: pieces are missing"))?;
-            let piece = next.ok_or_else(|| format!("{WHAT}: pieces are missing"))?;
-            let piece = piece.map_err(failed(WHAT))?;
+            let piece = async {
+                let builder = self.snapshots.raw_message_builder();
+                let piece = builder.sequence(next).next_by_subject(&filter).send().await;
+                piece.map_err(failed(WHAT))
+            };
+            let piece: StreamMessage = within(WHAT, piece).await?;
+            next = piece.sequence + 1;
             file.write_all(&piece.payload).await.map_err(failed(WHAT))?;
         }
         file.flush().await.map_err(failed(WHAT))?;
@@ -433,19 +420,20 @@ impl Streams {
         self.last_of(&self.lease, "lease").await
     }
 
-    /// Replaces the lease of a sequence number. Returns the new number; `None` if the lease has another number.
+    /// Replaces the lease of a sequence number, 0 for none. Returns the new number; `None` if the lease has another number.
     pub(super) async fn renew_lease<T: Serialize>(
         &self,
         holder: &T,
-        present: Option<u64>,
+        present: u64,
     ) -> Result<Option<u64>, CallError> {
         let subject = self.subject("lease");
-        let mut message = PublishMessage::build().payload(self.sign(&subject, holder));
-        if let Some(present) = present {
-            message = message.expected_last_subject_sequence(present);
-        }
-        self.conditional(subject, message, "renewing the lease")
-            .await
+        let message = PublishMessage::build()
+            .payload(self.sign(&subject, holder))
+            .expected_last_subject_sequence(present);
+        let place = (&self.lease_context, subject);
+        let renewed = self.conditional(place, message, "renewing the lease");
+        let renewed = tokio::time::timeout(RENEWED, renewed).await;
+        renewed.unwrap_or_else(|_| Err("renewing the lease: no answer".into()))
     }
 
     /// Tells the leader about a standby.
@@ -456,7 +444,8 @@ impl Streams {
     ) -> Result<(), CallError> {
         let subject = self.subject(&format!("standby.{name}"));
         let message = PublishMessage::build().payload(self.sign(&subject, standby));
-        let sent = self.conditional(subject, message, "reporting a standby");
+        let place = (&self.lease_context, subject);
+        let sent = self.conditional(place, message, "reporting a standby");
         sent.await.map(drop)
     }
 

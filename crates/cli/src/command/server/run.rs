@@ -359,9 +359,9 @@ pub(crate) async fn run(args: Args, context: &CommandContext) -> anyhow::Result<
     };
     let ended = tokio::select! {
         ended = serve => ended,
-        why = server.deposed() => {
+        (why, by_other) = server.deposed() => {
             tracing::error!("{why}; from now on it follows as a standby");
-            return Err(process::again(DEPOSED, true).into());
+            return Err(process::again(DEPOSED, by_other).into());
         }
     };
     tracing::info!("stopping");

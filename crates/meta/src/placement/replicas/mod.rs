@@ -331,7 +331,7 @@ pub fn lost(
     let mut statement = db.sql.prepare_cached(sql)?;
     let mut others = db
         .sql
-        .prepare_cached("SELECT node FROM replica WHERE object = ?1 AND state > 0")?;
+        .prepare_cached("SELECT node FROM replica WHERE object = ?1 AND state > 1 AND want != 2")?;
     let mut rows = statement.query([])?;
     let mut lost = Vec::new();
     while let Some(row) = rows.next()? {

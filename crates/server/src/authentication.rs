@@ -218,8 +218,6 @@ fn refuse(request: Request<Body>, status: Status, speaks: Speaks) -> GateFuture 
     })
 }
 
-/// Handles a request of an ordinary user when the user's limit permits, or a request of a caller with a token. The request is in progress
-/// until the client has received the whole answer, or the token has ended.
 /// Holds an answer back until the server may answer.
 async fn within<T>(lease: Arc<Lease>, answer: impl Future<Output = T>) -> T {
     let answer = answer.await;
@@ -227,6 +225,8 @@ async fn within<T>(lease: Arc<Lease>, answer: impl Future<Output = T>) -> T {
     answer
 }
 
+/// Handles a request of an ordinary user when the user's limit permits, or a request of a caller with a token. The request is in progress
+/// until the client has received the whole answer, or the token has ended.
 async fn bounded<S>(
     mut inner: S,
     mut request: Request<Body>,

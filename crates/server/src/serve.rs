@@ -597,9 +597,10 @@ struct ReplicatedLog;
 #[cfg(not(feature = "nats"))]
 impl ReplicatedLog {
     async fn prepare(config: &ServeConfig) -> Result<Self, StartError> {
-        match config.log {
-            Some(_) => Err(StartError::NoNats),
-            None => Ok(Self),
+        // This file marks a database that is a copy of a log.
+        match config.log.is_some() || config.dir.join("replicated").exists() {
+            true => Err(StartError::NoNats),
+            false => Ok(Self),
         }
     }
 

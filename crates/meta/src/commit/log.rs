@@ -92,6 +92,7 @@ impl Database {
             log.committed();
         }
         if let Some(replicator) = self.replicator.get() {
+            let _no_commit = self.writing.lock();
             replicator.committed();
         }
         self.replicated()

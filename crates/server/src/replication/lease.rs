@@ -77,9 +77,17 @@ impl HeldLease {
                 holder.renewal += 1;
                 let present = renewed.load(Ordering::Acquire);
                 let renewal = streams.renew_lease(&holder, present).await;
-                if let Ok(Some(sequence)) = renewal {
-                    renewed.store(sequence, Ordering::Release);
-                }
+                let sequence = match renewal {
+                    Ok(Some(sequence)) => sequence,
+                    Ok(None) => match streams.lease::<Holder>().await {
+                        // An earlier renewal whose answer was lost.
+                        Ok(Some((sequence, found))) if found.log == holder.log => sequence,
+                        Ok(_) => return,
+                        Err(_) => continue,
+                    },
+                    Err(_) => continue,
+                };
+                renewed.store(sequence, Ordering::Release);
             }
         });
         Self { sequence, task }
@@ -171,7 +179,7 @@ pub(super) async fn keep(
             }
             Ok(None) => match streams.lease::<Holder>().await {
                 // An earlier renewal whose answer was lost.
-                Ok(Some((sequence, found))) if found.term <= holder.term => present = sequence,
+                Ok(Some((sequence, found))) if found.name == holder.name => present = sequence,
                 Ok(Some((_, found))) => {
                     let (address, term) = (found.address, found.term);
                     return replicator.depose(Deposed {

@@ -57,7 +57,7 @@ impl SeenLease {
             .is_some_and(|changed| changed.elapsed() >= TAKEOVER);
         over && match &self.holder {
             Some(holder) if holder.standbys.iter().any(|known| known == name) => true,
-            Some(holder) => role == Role::Leader && holder.name == name,
+            Some(holder) => holder.name == name,
             None => role == Role::Leader,
         }
     }
@@ -128,9 +128,8 @@ impl Following {
                     let before = self.seen.holder.as_ref();
                     let holder = Holder::of(&term, &self.standby.name, before);
                     let lease = HeldLease::hold(self.streams.clone(), holder, lease);
-                    if self.is_promoted() {
+                    if std::fs::remove_file(self.directory.join(PROMOTE_FILE)).is_ok() {
                         // The leader before may answer until its last lease ends.
-                        let _ = std::fs::remove_file(self.directory.join(PROMOTE_FILE));
                         tokio::time::sleep(TAKEOVER).await;
                     }
                     let cluster = self.follower.cluster();
@@ -168,7 +167,7 @@ impl Following {
                 let promoted = self.is_promoted();
                 let may = self.has_lease() || self.seen.is_over(&self.standby.name, role);
                 if (promoted || may)
-                    && let Some(won) = self.try_to_lead().await?
+                    && let Some(won) = self.try_to_lead(promoted).await?
                 {
                     return Ok(won);
                 }
@@ -252,9 +251,9 @@ impl Following {
     }
 
     /// Tries to begin a leadership, if this server has the whole log.
-    async fn try_to_lead(&mut self) -> Result<Option<(Term, u64, u64)>, CallError> {
+    async fn try_to_lead(&mut self, promoted: bool) -> Result<Option<(Term, u64, u64)>, CallError> {
         let (_, last) = self.streams.ends().await?;
-        if last != self.sequence {
+        if last != self.sequence && !promoted {
             return Ok(None);
         }
         let known = self.streams.last_term().await?;
@@ -264,19 +263,13 @@ impl Following {
             log: u32::from_le_bytes(tidemill_meta::random::random()),
             address: self.standby.address.clone(),
         };
-        let lease = match self.taken.filter(|_| self.has_lease()) {
-            Some(lease) => lease,
-            None => {
-                let before = self.seen.holder.as_ref();
-                let holder = Holder::of(&term, &self.standby.name, before);
-                let present = self.seen.sequence.unwrap_or(0);
-                let Some(lease) = self.streams.renew_lease(&holder, present).await? else {
-                    return Ok(None);
-                };
-                lease
-            }
+        let holder = Holder::of(&term, &self.standby.name, self.seen.holder.as_ref());
+        let present = self.seen.sequence.unwrap_or(0);
+        let Some(lease) = self.streams.renew_lease(&holder, present).await? else {
+            return Ok(None);
         };
         // The leader before can't renew its lease any more. It may still have added a record: then this server reads it first.
+        self.seen.sequence = Some(lease);
         self.taken = Some(lease);
         let begun = self.streams.begin_term(&term, self.sequence).await?;
         Ok(begun.map(|sequence| (term, sequence, lease)))

@@ -41,6 +41,9 @@ impl Endpoint {
     /// Parses several addresses. An address without a scheme has that of the first one.
     fn several(text: &str) -> Option<Self> {
         let (scheme, _) = text.split_once("://")?;
+        if !["http", "https"].contains(&scheme) {
+            return None;
+        }
         let mut urls = Vec::new();
         for one in text.split(',') {
             let url = match one.contains("://") {
@@ -61,7 +64,8 @@ impl FromStr for Endpoint {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        if let Some(path) = text.strip_prefix("unix:").filter(|path| !path.is_empty()) {
+        let is_path = |path: &&str| !path.is_empty() && !path.contains(",unix:");
+        if let Some(path) = text.strip_prefix("unix:").filter(is_path) {
             return Ok(Self::Unix(path.into()));
         }
         if text.contains(',') {

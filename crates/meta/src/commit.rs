@@ -532,7 +532,9 @@ impl Database {
     pub fn close(&self) {
         drop(self.queue.lock().take());
         let writer = self.writer.lock().take();
-        if let Some(writer) = writer {
+        // The last piece of work may own the database, so its thread may drop it.
+        let own = std::thread::current().id();
+        if let Some(writer) = writer.filter(|writer| writer.thread().id() != own) {
             let _ = writer.join();
         }
         // No transaction can follow, so the last segment has everything.
